@@ -28,7 +28,6 @@ from sparse24 import _arrays, _dtypes
 
 TILE = 64
 EMPTY, DENSE, TWO_FOUR, BITMAP, SCATTERED = range(5)
-KIND_NAMES = ("empty", "dense", "2:4", "bitmap", "scattered")
 ELEMENTS = TILE * TILE
 HALF = ELEMENTS // 2
 ARRAYS = (

@@ -270,8 +270,8 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     """
     from sparse24 import _check
     from sparse24._hybrid import summary as hybrid_summary
+    from sparse24._hybrid.cost import KIND_NAMES
     from sparse24.formats.hybrid import HybridArray
-    from sparse24.formats.hybrid_tiles import KIND_NAMES
 
     if not isinstance(h, HybridArray):
         raise ArgumentError(

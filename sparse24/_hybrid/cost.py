@@ -25,6 +25,7 @@ ELEMENTS = 4096
 CODE_BYTES = 512  # of the bitmap, or the 2:4 codes, of a tile
 PLACE_BYTES = 2  # of an element that is stored with its place
 EMPTY, DENSE, TWO_FOUR, BITMAP, SCATTERED = range(5)
+KIND_NAMES = ("empty", "dense", "2:4", "bitmap", "scattered")
 MARGIN = 1.10
 DEFAULT_N = 16  # columns assumed where the caller says nothing
 
