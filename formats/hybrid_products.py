@@ -16,7 +16,8 @@ from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.predict import copied_by
 from sparse24._hybrid.staged import by_rows, kept_for_graphs
 from sparse24._options import NO_OPTIONS, Call
-from sparse24._product import by_view, promote, promoted_integers, result_of
+from sparse24._product import by_view
+from sparse24._promotion import promote, promoted_integers, result_of
 from sparse24._target import given
 from sparse24.formats import hybrid_stacks
 from sparse24.formats.base import SparseArray, densified

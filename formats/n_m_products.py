@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _product, _replay
+from sparse24 import _arrays, _check, _foreign, _product, _promotion, _replay
 from sparse24._errors import DeviceError
 from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_on_gpu, n_m_parts
@@ -100,9 +100,9 @@ def fitted(array: Any, other, *, left: bool):
     pair = (array, other) if left else (other, array)
     _product.check_inner(*(x.shape for x in pair))
     _product.batch_of(*pair)
-    other = _product.promoted_integers(other, array._dtype, argument=argument)
+    other = _promotion.promoted_integers(other, array._dtype, argument=argument)
     its = _arrays.logical_dtype(other, argument=argument)
-    common, _ = _product.promote(array._dtype, its)
+    common, _ = _promotion.promote(array._dtype, its)
     return other, its, common.result
 
 
@@ -120,7 +120,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
         has_windows = m % 2 == 0 and n <= m - 2
         return f"{n}:{m} does not embed into 2:4, so the product is dense" + has_windows * way_out
     if its is not array._dtype:
-        common, same = _product.promote(array._dtype, its)
+        common, same = _promotion.promote(array._dtype, its)
         return (
             f"operands of {array._dtype.name} and {its.name} meet in the dense matrix; convert "
             f"both to {common.name if common is same else 'float32'} first"

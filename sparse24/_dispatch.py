@@ -20,6 +20,7 @@ from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
+from sparse24._target import Result
 
 OVERLAP = "{} shares memory with an operand; pass another array"
 
@@ -34,7 +35,7 @@ class Launched(NamedTuple):
     epilogue: Fused
 
 
-def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched | None:
+def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> Launched | None:
     """Write ``a @ b`` into `out` (..., m, n), through the epilogue.
 
     Parameters
@@ -43,7 +44,7 @@ def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched |
         Any batch axes, as `b` and `out` have them.
     epilogue : Fused
         The record of `_records`: the factors, biases and activation of `call`.
-    types : _product.Result
+    types : Result
         The types to which operands are converted, the type of the result, and where it goes.
 
     Returns
@@ -57,7 +58,7 @@ def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched |
         return _fill(a, b, out, epilogue, call, types)
 
 
-def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched | None:
+def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> Launched | None:
     if types.out is not None:
         refuse_overlap("out", out, a, b)
     if epilogue.aux is not None:
@@ -145,7 +146,7 @@ class MadeDense(NamedTuple):
         self.product(dense.swapaxes(-1, -2) if self.turned else dense, b, out, epilogue)
 
 
-def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) -> Problem:
+def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool = True) -> Problem:
     """The description of this product for the planner; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1

@@ -20,6 +20,7 @@ from sparse24 import (
 from sparse24._errors import ArgumentError, DeviceError, DTypeError
 from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Call
+from sparse24._promotion import promote, result_of
 from sparse24.formats import hybrid_products, n_m_products
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.hybrid import HybridArray
@@ -115,10 +116,10 @@ def name_of_sums(ours: SparseArray, other, call: Call, *, argument: str) -> str 
 def _result_of(ours: SparseArray, other, *, argument: str) -> str:
     """The type that a product of these operands has by itself."""
     if isinstance(other, SparseArray):
-        return _product.promote(ours._dtype, other._dtype)[0].result
+        return promote(ours._dtype, other._dtype)[0].result
     dense = not _arrays.is_sparse_matrix(other)
     array = _foreign.take(other, argument=argument)[0] if dense else other
-    return _product.result_of(ours._dtype, array.dtype, argument=argument)
+    return result_of(ours._dtype, array.dtype, argument=argument)
 
 
 def _asked(product: Callable[[], Any], finish: Call, a, b, out):
