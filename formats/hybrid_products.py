@@ -46,7 +46,7 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
     if type(array) is np.ndarray:
         hybrid_on_cpu.remember(h, key, array, result, algorithm)
     elif run is not None:
-        _replay.keep(h._plans, key, _replay.ready(run, _matrices, array, result, product))
+        _replay.keep(h._plans, key, _replay.of_run(run, _matrices, array, result, product))
     return product
 
 
@@ -79,7 +79,7 @@ def multiply_rows(h, x, *, sums: bool = False):
         run = hybrid_dispatch.multiply(same, *_tokens(operand, result))
         product = restore(result)
     if key is not None and run is not None and same is h and operand is array:
-        _replay.keep(h._plans, key, _replay.ready(run, _tokens, array, result, product))
+        _replay.keep(h._plans, key, _replay.of_run(run, _tokens, array, result, product))
     return product
 
 

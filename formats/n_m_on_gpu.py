@@ -17,7 +17,7 @@ def multiply(array: Any, x: Any, result: str, *, left: bool) -> Any:
     return _product.multiply(dense, x, None, call, from_left=not left)
 
 
-def again(array: Any, x: Any, product: Any, result: str, *, left: bool) -> Any:
+def prepared(array: Any, x: Any, product: Any, result: str, *, left: bool) -> Any:
     """What repeats the product of a matrix with a CuPy matrix or vector of its type.
 
     `product` is that of the first call, as the caller got it.

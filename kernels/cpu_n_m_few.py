@@ -15,10 +15,10 @@ from sparse24._records import PLAIN, Fused
 from sparse24.kernels import _simd_expand
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels._simd_expand import expand_row, expanded_dots, lanes_of
-from sparse24.kernels.cpu_again import ColumnsRoom
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_operand import Operand
+from sparse24.kernels.cpu_prepared import ColumnsRoom
 
 _ROWS = 4  # that share what is read of b
 _COLUMNS = 4  # that share what is spread of A

@@ -37,7 +37,7 @@ def multiply(
     key = None if plans is None else _replay.signature(x, out, call, from_left=from_left)
     known = None if plans is None else _replay.find(plans, key, x)
     if known is not None:
-        return known(x, out) if call is NO_OPTIONS else _replay.again(known, x, out, call)
+        return known(x, out) if call is NO_OPTIONS else _replay.repeat(known, x, out, call)
     if key is None and _foreign.goes_by_view(x):
         return _multiply_view(a, x, out, call, plans, from_left=from_left)
     if from_left and out is None and _is_stack(x) and _treats_rows_alike(a, call):
@@ -72,7 +72,7 @@ def _anew(
         ready = _shared_plans.find(alike, a, x, out, call, from_left=from_left)
         if ready is not None:
             _replay.keep(plans, key, ready)
-            return _replay.again(ready, x, out, call)
+            return _replay.repeat(ready, x, out, call)
     with _foreign.stream_of(x):
         matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
@@ -81,7 +81,9 @@ def _anew(
     if plans is not None and key is not None and launched is not None and as_given:
         types = replace(laid.types, out=None)
         make_epilogue = EpilogueMaker(types, laid.dropped, *laid.shapes, *laid.vectors)
-        plan = _replay.remember(plans, key, launched, x, product, call, make_epilogue)
+        plan = _replay.remember(
+            plans, key, launched, x, product, call, make_epilogue, from_left=from_left
+        )
         _shared_plans.share(alike, plan, launched, make_epilogue)
     return product
 

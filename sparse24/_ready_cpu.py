@@ -11,9 +11,8 @@ from sparse24 import _check
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
 from sparse24._options import Call
-from sparse24._records import PLAIN, Compressed24, Fused
+from sparse24._records import PLAIN, Compressed24, Fused, Multiply
 
-Multiply = Callable[[np.ndarray, np.ndarray, Fused], None]  # of matrices, b and out
 MakeEpilogue = Callable[[Call, np.ndarray | None], Fused]  # of a call, and of its `out`
 
 
@@ -122,22 +121,22 @@ def of_launched(
     """
     held = launched.a.values if isinstance(launched.a, Compressed24) else launched.a
     if make_epilogue is None:
-        return ReadyOnCpu(again(launched), held, result, turned=turned)
-    return ReadyWithOptions(again(launched), held, result, make_epilogue, turned=turned)
+        return ReadyOnCpu(prepared(launched), held, result, turned=turned)
+    return ReadyWithOptions(prepared(launched), held, result, make_epilogue, turned=turned)
 
 
-def again(launched: Launched) -> Multiply:
+def prepared(launched: Launched) -> Multiply:
     """The product with what can be decided beforehand, else as it was launched."""
-    from sparse24.kernels import cpu, cpu_across, cpu_again, cpu_expanded
+    from sparse24.kernels import cpu, cpu_across, cpu_expanded, cpu_prepared
 
     launcher, a, found = launched.launcher, launched.a, None
     if launcher is cpu.add_rows:
         found = cpu_expanded.across(a, launched.b)
     elif launcher is cpu.dense_matmul:
-        found = cpu_again.dense(a, launched.b, launched.out)
+        found = cpu_prepared.dense(a, launched.b, launched.out)
     elif launcher.product is cpu.matmul and a.metadata is not None:
         found = cpu_expanded.along(a, launched.b)
-        found = found or cpu_again.sparse(a.values, a.metadata, launched.b, launched.out)
+        found = found or cpu_prepared.sparse(a.values, a.metadata, launched.b, launched.out)
     elif launcher.product is cpu.matmul_across and a.metadata is not None:
-        found = cpu_across.again(a.values, a.metadata, a.k, launched.b)
+        found = cpu_across.prepared(a.values, a.metadata, a.k, launched.b)
     return found or (lambda b, out, epilogue: launcher(a, b, out, epilogue))

@@ -102,7 +102,7 @@ def _place(address: int, placed: bool) -> int:
     return address if placed else address % _arrays.VECTOR
 
 
-def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) -> Any:
+def of_run(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) -> Any:
     """A prepared product that repeats a call in which ``run(*lay(x, result))`` multiplied.
 
     Parameters
@@ -125,7 +125,7 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
 
 def remember(
     plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call,
-    make_epilogue: Callable[[Call, Any], Fused],
+    make_epilogue: Callable[[Call, Any], Fused], *, from_left: bool,
 ) -> ReadyProduct | None:  # fmt: skip
     """Keep what a call launched for the next one of its signature, if that can be replayed.
 
@@ -135,18 +135,18 @@ def remember(
     if type(x) is np.ndarray:
         if x.ndim == result.ndim <= 2:
             make = None if call is NO_OPTIONS else make_epilogue
-            keep(plans, key, _ready_cpu.of_launched(launched, result, make, turned=key[0]))
+            keep(plans, key, _ready_cpu.of_launched(launched, result, make, turned=from_left))
         return None
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
         if not _operands_are_the_callers(launched, x, result):
             return None
-        plan = of_launched(launched, allocate, call, make_epilogue, turned=key[0])
+        plan = of_launched(launched, allocate, call, make_epilogue, turned=from_left)
         if plan is not None:
             keep(plans, key, plan)
         return plan
     if launched.epilogue is PLAIN and x.ndim == result.ndim <= 2:
-        keep(plans, key, of_arrays(_run(launched, vector=x.ndim == 1, turned=key[0]), result))
+        keep(plans, key, of_arrays(_run(launched, vector=x.ndim == 1, turned=from_left), result))
     return None
 
 
@@ -186,7 +186,7 @@ def of_launched(
     return ReadyConverted(launched, allocate, make_epilogue, turned=turned, layout=layout)
 
 
-def again(plan: Any, x: Any, out: Any, call: Call) -> Any:
+def repeat(plan: Any, x: Any, out: Any, call: Call) -> Any:
     """Repeat a call with options, which are part of the plan unless it reads them again."""
     return plan(x, out, call) if plan.reads_options else plan(x, out)
 
