@@ -162,10 +162,10 @@ def expand_rows(values, masks, begin, end, count, lanes, out, half):
             expand_row(flat, start, masks, row, count, to, line, half)
 
 
-def shapes_of(n: int, rows: int = _ROWS, half: tuple[int, ...] = ()) -> tuple[tuple, tuple]:
+def shapes_of(n: int, half: tuple[int, ...] = ()) -> tuple[tuple, tuple]:
     """`shape` of the loops for a whole run of n columns, and for the last."""
     wide = min(n, _COLUMNS) or 1
-    return tuple(((0,) * rows, (0,) * some, half) for some in (wide, n % wide or wide))
+    return tuple(((0,) * _ROWS, (0,) * some, half) for some in (wide, n % wide or wide))
 
 
 class FewColumns:

@@ -233,9 +233,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         if self._way == "weight" and not learns:
             return self._inference(x)
         samples = self.training and self.rule.samples and self._way == "weight"
-        clock = (
-            torch_samples.tick(self._clock) if samples else None
-        )  # its backward may run at any time
+        clock = torch_samples.tick(self._clock) if samples else None  # backward may run late
         return linear(
             x, self._origin().latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
