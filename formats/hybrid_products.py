@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _replay, _storage
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24 import _arrays, _check, _devices, _dtypes, _finish, _foreign, _replay, _storage
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import finish as hybrid_finish
@@ -18,7 +18,7 @@ from sparse24._hybrid.staged import by_rows, kept_for_graphs
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._product import by_view
 from sparse24._promotion import promote, promoted_integers, result_of
-from sparse24._target import given
+from sparse24._target import check_out, given
 from sparse24.formats import hybrid_stacks
 from sparse24.formats.base import SparseArray, densified
 
@@ -163,7 +163,7 @@ def _widened(h, other, argument: str):
     if isinstance(other, SparseArray):
         return other.astype("float32")
     array, restore = _foreign.take(other, argument=argument)
-    hybrid_dispatch.same_device(h.device, array, argument)
+    _devices.refuse_apart(array, h.device, argument=argument)
     array = promoted_integers(array, h._dtype, argument=argument)
     row = _arrays.logical_dtype(array, argument=argument)
     return restore(_storage.converted(array, row, _dtypes.lookup("float32")))
@@ -195,7 +195,9 @@ def _product(h, b, out=None, algorithm="auto", balance: bool = True, *, sums: bo
     if out is None:
         out = _arrays.namespace(b).empty(shape, result)
     else:
-        _check_out(out, shape, result, b)
+        check_out(out, shape, result, _arrays.device_of(b))
+        if _arrays.shares_memory(out, b):
+            raise ArgumentError(hybrid_on_cpu.OVERLAP)
     if b.ndim > 2:
         return out, hybrid_stacks.multiply(h, b, out, algorithm, balance)
     matrix, target = _matrices(b, out)
@@ -214,7 +216,7 @@ def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
 
 def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
     """The matrix and an operand on its device, in the type in which they meet."""
-    hybrid_dispatch.same_device(h.device, b, argument)
+    _devices.refuse_apart(b, h.device, argument=argument)
     if b.dtype == h.dtype:
         return h, b
     b = promoted_integers(b, h._dtype, argument=argument)
@@ -226,18 +228,3 @@ def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
 def _as_type(h, row: _dtypes.DType):
     """The matrix in a type; one that is made anew is kept with this one."""
     return h if row is h._dtype else h.prepared(f"as {row.name}", lambda: h.astype(row))
-
-
-def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
-    if _arrays.is_cupy(out) != _arrays.is_cupy(b):
-        raise DeviceError(
-            f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}; pass an array on "
-            "the device of b"
-        )
-    if out.shape != shape:
-        raise ShapeError(f"out must have shape {shape}, got {out.shape}")
-    if out.dtype != dtype:
-        raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
-    _check.writable(out, argument="out")
-    if _arrays.shares_memory(out, b):
-        raise ArgumentError(hybrid_on_cpu.OVERLAP)

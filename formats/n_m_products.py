@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _product, _promotion, _replay
-from sparse24._errors import DeviceError
+from sparse24 import _arrays, _check, _devices, _foreign, _product, _promotion, _replay
 from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_on_gpu, n_m_parts
 from sparse24.formats.base import SparseArray, densified
@@ -44,10 +43,10 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
         given, restore = _foreign.take(other, argument=argument)
         x, its, own = fitted(array, given, left=left)
         name, prepared = result or own, None
-        remembers = key is not None and x is given
+        key = key if x is given else None
         if not on_cpu:
             made = restore(n_m_on_gpu.multiply(array, x, name, left=left))
-            if remembers and _is_plain(array, x, its):
+            if key is not None and _is_plain(array, x, its):
                 prepared = n_m_on_gpu.prepared(array, x, made, name, left=left)
         elif not _is_remembered(array, x, its, left=left):
             made = restore(_dense(array, x, its, name, left))
@@ -56,7 +55,7 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
         else:
             prepared = n_m_on_cpu.PreparedProduct(array, x, name, left=left)
             made = restore(prepared(x))
-        if remembers and prepared is not None:
+        if key is not None and prepared is not None:
             _replay.keep(array._plans, key, prepared)
     return made
 
@@ -97,11 +96,7 @@ def fitted(array: Any, other, *, left: bool):
     """
     argument = "b" if left else "a"
     _check.not_scalar(other.shape, argument=argument)
-    if _arrays.device_of(other) != array.device:
-        raise DeviceError(
-            f"the array is on {array.device}, the other operand on "
-            f"{_arrays.device_of(other)}; move one: A.to_device(...) or cupy.asarray(x)"
-        )
+    _devices.refuse_apart(other, array.device, argument=argument)
     pair = (array, other) if left else (other, array)
     _product.check_inner(*(x.shape for x in pair))
     _product.batch_of(*pair)

@@ -126,6 +126,19 @@ def given(out):
     return _foreign.take(out, argument="out")[0]
 
 
+def check_out(out, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
+    """Refuse an `out` that cannot take a product of this shape and type, made on a device."""
+    if _arrays.device_of(out) != device:
+        raise DeviceError(
+            f"out is on {_arrays.device_of(out)}, the product on {device}; "
+            "pass an array on the device of the operands"
+        )
+    _check.same_shape(out.shape, shape, argument="out", other="the product")
+    if out.dtype != dtype:
+        raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
+    _check.writable(out, argument="out")
+
+
 def real_of(result: str) -> type[np.floating]:
     """In which type an epilogue works, by the name of the result's."""
     return np.float64 if result == "float64" else np.float32
