@@ -133,7 +133,7 @@ def in_sums(h, other, *, left: bool):
 class Expected(NamedTuple):
     """What a product would be, without making it."""
 
-    h: Any  # the matrix that multiplies: turned, and in the type of the product
+    h: Any  # the matrix that multiplies: transposed, and in the type of the product
     b: Any  # the operand in that type
     order: str  # of the operand's memory, by rows or by columns
     told: dict | None  # as `HybridArray.explain` tells of it; None if an operand has no elements

@@ -136,14 +136,14 @@ def prepare(a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Prob
 
 
 class MadeDense(NamedTuple):
-    """A product of the dense matrix that takes a `Compressed24`, of the transpose if `turned`."""
+    """A product that takes a `Compressed24` and makes it, or its transpose, dense."""
 
     product: Any
-    turned: bool
+    transposed: bool
 
     def __call__(self, record: Compressed24, b, out, epilogue: Fused) -> None:
         dense = _storage.decompress(record)
-        self.product(dense.swapaxes(-1, -2) if self.turned else dense, b, out, epilogue)
+        self.product(dense.swapaxes(-1, -2) if self.transposed else dense, b, out, epilogue)
 
 
 def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool = True) -> Problem:

@@ -27,7 +27,7 @@ class ReadyOnCpu:
         Another array that the result must not overlap.
     result : ndarray
         Of that call.
-    turned : bool
+    transposed : bool
         Whether `multiply` computes the transposed product.
     overlap : str
         The message of the error if it does.
@@ -37,11 +37,11 @@ class ReadyOnCpu:
 
     def __init__(
         self, multiply: Multiply, held: np.ndarray | None, result: np.ndarray,
-        *, turned: bool = False, overlap: str = OVERLAP.format("out"),
+        *, transposed: bool = False, overlap: str = OVERLAP.format("out"),
     ):  # fmt: skip
         self._multiply, self._held, self._overlap = multiply, held, overlap
         self._shape, self._dtype = result.shape, result.dtype
-        self._lay = as_matrices(vector=result.ndim == 1, turned=turned)
+        self._lay = as_matrices(vector=result.ndim == 1, transposed=transposed)
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         if out is not None:
@@ -79,10 +79,10 @@ class ReadyWithOptions(ReadyOnCpu):
 
     def __init__(
         self, multiply: Multiply, held: np.ndarray, result: np.ndarray,
-        make_epilogue: MakeEpilogue, *, turned: bool,
+        make_epilogue: MakeEpilogue, *, transposed: bool,
     ):  # fmt: skip
-        super().__init__(multiply, held, result, turned=turned)
-        self._make_epilogue, self._turned = make_epilogue, turned
+        super().__init__(multiply, held, result, transposed=transposed)
+        self._make_epilogue, self._transposed = make_epilogue, transposed
 
     def __call__(  # type: ignore[override]
         self, x: np.ndarray, out: np.ndarray | None, call: Call
@@ -94,26 +94,26 @@ class ReadyWithOptions(ReadyOnCpu):
             self._check_apart(out, x, self._overlap)
         if epilogue.aux is not None:
             self._check_apart(epilogue.aux, x, OVERLAP.format("aux"))
-        if self._turned and epilogue is not PLAIN:
+        if self._transposed and epilogue is not PLAIN:
             epilogue = epilogue.transposed()
         return self._fill(x, out, epilogue)
 
 
-def as_matrices(*, vector: bool, turned: bool) -> Callable[[Any, Any], tuple[Any, Any]] | None:
+def as_matrices(*, vector: bool, transposed: bool) -> Callable[[Any, Any], tuple[Any, Any]] | None:
     """What makes b and out of the operand and the result of a call; None where they are that."""
-    return _columns if vector else _transposed if turned else None
+    return _columns if vector else _transposes if transposed else None
 
 
 def _columns(x: Any, out: Any) -> tuple[Any, Any]:
     return x[:, None], out[:, None]
 
 
-def _transposed(x: Any, out: Any) -> tuple[Any, Any]:
+def _transposes(x: Any, out: Any) -> tuple[Any, Any]:
     return x.T, out.T
 
 
 def of_launched(
-    launched: Launched, result: np.ndarray, make_epilogue: MakeEpilogue | None, *, turned: bool
+    launched: Launched, result: np.ndarray, make_epilogue: MakeEpilogue | None, *, transposed: bool
 ) -> ReadyOnCpu:
     """What repeats a product of matrices, or of a matrix and a vector.
 
@@ -121,8 +121,8 @@ def of_launched(
     """
     held = launched.a.values if isinstance(launched.a, Compressed24) else launched.a
     if make_epilogue is None:
-        return ReadyOnCpu(prepared(launched), held, result, turned=turned)
-    return ReadyWithOptions(prepared(launched), held, result, make_epilogue, turned=turned)
+        return ReadyOnCpu(prepared(launched), held, result, transposed=transposed)
+    return ReadyWithOptions(prepared(launched), held, result, make_epilogue, transposed=transposed)
 
 
 def prepared(launched: Launched) -> Multiply:

@@ -135,18 +135,19 @@ def remember(
     if type(x) is np.ndarray:
         if x.ndim == result.ndim <= 2:
             make = None if call is NO_OPTIONS else make_epilogue
-            keep(plans, key, _ready_cpu.of_launched(launched, result, make, turned=from_left))
+            keep(plans, key, _ready_cpu.of_launched(launched, result, make, transposed=from_left))
         return None
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
         if not _operands_are_the_callers(launched, x, result):
             return None
-        plan = of_launched(launched, allocate, call, make_epilogue, turned=from_left)
+        plan = of_launched(launched, allocate, call, make_epilogue, transposed=from_left)
         if plan is not None:
             keep(plans, key, plan)
         return plan
     if launched.epilogue is PLAIN and x.ndim == result.ndim <= 2:
-        keep(plans, key, of_arrays(_run(launched, vector=x.ndim == 1, turned=from_left), result))
+        run = _run(launched, vector=x.ndim == 1, transposed=from_left)
+        keep(plans, key, of_arrays(run, result))
     return None
 
 
@@ -158,10 +159,10 @@ def of_arrays(run: Callable[[Any, Any], None], result: Any) -> ReadyArrays:
     return ReadyArrays(run, allocator(result), captured=False)
 
 
-def _run(launched: Launched, *, vector: bool, turned: bool) -> Callable[[Any, Any], None]:
+def _run(launched: Launched, *, vector: bool, transposed: bool) -> Callable[[Any, Any], None]:
     """``run(x, out)`` with what a call launched."""
     launcher, a = launched.launcher, launched.a  # not the operands of the call
-    lay = _ready_cpu.as_matrices(vector=vector, turned=turned)
+    lay = _ready_cpu.as_matrices(vector=vector, transposed=transposed)
 
     def run(x: Any, out: Any) -> None:
         launcher(a, *(lay(x, out) if lay else (x, out)), PLAIN)
@@ -171,7 +172,7 @@ def _run(launched: Launched, *, vector: bool, turned: bool) -> Callable[[Any, An
 
 def of_launched(
     launched: Launched, allocate: Callable[[], Any], call: Call,
-    make_epilogue: Callable[[Call, Any], Fused], *, turned: bool,
+    make_epilogue: Callable[[Call, Any], Fused], *, transposed: bool,
     layout: MovedLayout | None = None,
 ) -> ReadyProduct | None:  # fmt: skip
     """What repeats a single launch on the caller's operands; `layout` as of `ReadyProduct`.
@@ -183,7 +184,7 @@ def of_launched(
         return ReadyProduct(launched, allocate, layout)
     if not _are_the_callers((epilogue.c, epilogue.aux), call):
         return None
-    return ReadyConverted(launched, allocate, make_epilogue, turned=turned, layout=layout)
+    return ReadyConverted(launched, allocate, make_epilogue, transposed=transposed, layout=layout)
 
 
 def repeat(plan: Any, x: Any, out: Any, call: Call) -> Any:

@@ -67,7 +67,7 @@ def find(
     launched = shared.launched._replace(a=_record(a, from_left), epilogue=epilogue)
     return _replay.of_launched(
         launched, shared.allocate, call, shared.make_epilogue,
-        turned=from_left, layout=shared.layout,
+        transposed=from_left, layout=shared.layout,
     )  # fmt: skip
 
 
