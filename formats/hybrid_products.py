@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparse24 import _arrays, _check, _devices, _dtypes, _finish, _foreign, _replay, _storage
+from sparse24._cuda_graphs import keeping_with_hybrid
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import finish as hybrid_finish
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.predict import copied_by
-from sparse24._hybrid.staged import by_rows, kept_for_graphs
+from sparse24._hybrid.staged import by_rows
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._product import by_view
 from sparse24._promotion import promote, promoted_integers, result_of
@@ -35,7 +36,7 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
         product = lambda b, out: matmul(h, b, out, algorithm, balance, sums=sums)  # noqa: E731
         return by_view(product, b, out, argument="b")
     b = densified(b)
-    with _foreign.stream_of(b), kept_for_graphs(h, b):
+    with _foreign.stream_of(b), keeping_with_hybrid(h, b):
         array, restore = _foreign.take(b, argument="b")
         _check_inner(h, array, "b")
         same, operand = _in_one_type(h, array, "b")
@@ -64,7 +65,7 @@ def multiply_rows(h, x, *, sums: bool = False):
         product = lambda x, out: multiply_rows(h, x, sums=sums)  # noqa: E731
         return by_view(product, x, None, argument="x")
     x = densified(x)
-    with _foreign.stream_of(x), kept_for_graphs(h, x):
+    with _foreign.stream_of(x), keeping_with_hybrid(h, x):
         array, restore = _foreign.take(x, argument="x")
         _check_inner(h, array, "x", rows=True)
         same, operand = _in_one_type(h, array, "x")
@@ -93,10 +94,10 @@ def linear(h, x, call: Call):
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
         return ready(x, call.epilogue.bias)
-    with kept_for_graphs(h, x):
+    with keeping_with_hybrid(h, x):
         product = multiply_rows(h, x)
     first = h._plans.get(_replay.signature(x, None, NO_OPTIONS, from_left=True))
-    with _foreign.stream_of(product), kept_for_graphs(h, product):
+    with _foreign.stream_of(product), keeping_with_hybrid(h, product):
         array, restore = _foreign.take(product, argument="the product")
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
         finished = restore(_finish.finished(array, None, call, *shapes))

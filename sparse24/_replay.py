@@ -192,15 +192,6 @@ def repeat(plan: Any, x: Any, out: Any, call: Call) -> Any:
     return plan(x, out, call) if plan.reads_options else plan(x, out)
 
 
-def capturing(x: Any) -> bool:
-    """Whether a graph is captured from the stream in which work on `x` goes."""
-    if _arrays.is_torch(x):
-        import torch
-
-        return x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return _arrays.is_capturing()
-
-
 def keep(plans: dict, key: tuple, plan: Any) -> None:
     """Remember a prepared product; if there are too many, all others are forgotten."""
     if len(plans) >= MOST_SIGNATURES:
@@ -211,7 +202,7 @@ def keep(plans: dict, key: tuple, plan: Any) -> None:
 def find(plans: dict, key: tuple | None, x: Any) -> Any:
     """The prepared product of a call; None if it is unknown, or a captured graph cannot hold it."""
     plan = None if key is None else plans.get(key)
-    return plan if plan is None or plan.captured or not capturing(x) else None
+    return plan if plan is None or plan.captured or not _arrays.captures_work_on(x) else None
 
 
 def _operands_are_the_callers(launched: Launched, x: Any, result: Any) -> bool:

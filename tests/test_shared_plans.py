@@ -32,7 +32,7 @@ def seen(monkeypatch):
     put(_shared_plans, "_known", {})
     put(_arrays, "is_cupy", lambda x: isinstance(x, fake_device.Array))
     put("sparse24._devices.is_elsewhere", lambda x: False)
-    put(_replay, "capturing", lambda x: False)
+    put(_arrays, "captures_work_on", lambda x: False)
     put(ready, "current_stream", lambda: 7)
     put("sparse24._foreign.make_current", lambda: None)
     put(_arrays, "cupy_module", lambda: SimpleNamespace(empty=lambda s, t: array(np.zeros(s, t))))

@@ -13,7 +13,7 @@ from test_torch_experts import COUNTS, looped, offsets_of  # noqa: E402
 from torch_cases import CLOSE, gradients, packings  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
-from sparse24 import _replay  # noqa: E402
+from sparse24 import _arrays  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError  # noqa: E402
@@ -275,12 +275,12 @@ def test_negated_views_and_inference_mode():
 
 def test_a_graph_packs_at_its_replays_what_is_not_kept(monkeypatch):
     layer, x, offsets = layer_and_input()
-    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: True)
     assert_follows(layer, x, offsets, packs=1)
     assert layer._packed is None
     monkeypatch.undo()
     assert_follows(layer, x, offsets, packs=1)
-    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: True)
     assert_follows(layer, x, offsets, packs=0)
     assert [memory[0] for memory in layer._captured] == [layer._packed.weight]
 

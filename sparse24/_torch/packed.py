@@ -66,7 +66,7 @@ def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
     packed = layer._packed  # once: another thread may drop it
     if packed is None or not packed.is_of(_tensors(layer), dtype):
         return None
-    if not _replay.capturing(x):
+    if not _arrays.captures_work_on(x):
         packed.await_on_stream_of(x)
     elif all(weight is not packed.weight for weight, _ in layer._captured):
         layer._captured.append((packed.weight, packed.tensors))
