@@ -48,7 +48,8 @@ def fused(full, goes: Target, call: Call, left: tuple, right: tuple) -> Fused:
     bias = _bias_in_place(full, goes, call)
     if bias is None:
         return fuse(call, left, right, _arrays.namespace(full), real)
-    rest = call._replace(epilogue=replace(call.epilogue, bias=None))  # type: ignore[type-var]
+    assert call.epilogue is not None  # whose bias that is
+    rest = call._replace(epilogue=replace(call.epilogue, bias=None))
     return replace(fuse(rest, left, right, _arrays.namespace(full), real), column_bias=bias)
 
 

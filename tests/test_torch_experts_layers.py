@@ -221,7 +221,7 @@ def test_any_mask_multiplies_densely(device, gradient, decay):
     assert_follows(layer, x, offsets)
     layer.set_mask(None)
     assert layer._way == "weight"
-    with pytest.raises(ShapeError, match=r"mask must have the weight's shape, \(5, 16, 32\)"):
+    with pytest.raises(ShapeError, match=r"mask must have the shape of weight, \(5, 16, 32\)"):
         layer.set_mask(mask[0])
     with pytest.raises(DTypeError, match=r"mask must be a torch\.Tensor, got list"):
         layer.set_mask([True])
