@@ -9,9 +9,9 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _foreign
 from sparse24._fuse import fuse
 from sparse24._options import Call, Epilogue
-from sparse24._ready import View
 from sparse24._records import Fused
 from sparse24._target import Target, given, real_of, refuse_integers, result_name
+from sparse24._views import View
 
 
 def finished(product, out, call: Call, left: tuple, right: tuple):

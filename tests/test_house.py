@@ -34,7 +34,7 @@ FLOORS = (
      "_moved_layout", "_planner", "_product", "_promotion", "_prune_methods", "_prune_rule",
      "_ready", "_ready_converted", "_ready_cpu", "_record_parts", "_refit", "_replay", "_select",
      "_shared_plans", "_sparsegpt", "_staging", "_storage", "_target", "_torch", "_torch.functions",
-     "_tuning_cache"),
+     "_tuning_cache", "_views"),
     ("formats", "formats.*"),
     ("_activate", "_advise", "_compress", "_explain", "_explanation", "_grouped_matmul",
      "_is_24", "_make", "_matmul", "_other_formats", "_plain_operands", "_plan", "_planner_fit",

@@ -10,9 +10,10 @@ import numpy as np
 
 from sparse24 import _arrays, _finish, _replay
 from sparse24._options import Call
-from sparse24._ready import ReadyInTurn, View, allocator, bound
+from sparse24._ready import ReadyInTurn, allocator, bound
 from sparse24._records import Fused
 from sparse24._target import Target
+from sparse24._views import View
 from sparse24.kernels import dense, loader
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch
