@@ -102,9 +102,9 @@ def linear(h, x, call: Call):
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
         finished = restore(_finish.finished(array, None, call, *shapes))
         if key is not None and first is not None and key not in h._plans:
-            again = hybrid_finish.ready(first, product, array, finished, call, h.shape[1])
-            if again is not None:
-                _replay.keep(h._plans, key, again)
+            prepared = hybrid_finish.prepared(first, product, array, finished, call, h.shape[1])
+            if prepared is not None:
+                _replay.keep(h._plans, key, prepared)
     return finished
 
 

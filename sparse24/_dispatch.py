@@ -26,7 +26,7 @@ OVERLAP = "{} shares memory with an operand; pass another array"
 
 
 class Launched(NamedTuple):
-    """What ran: ``launcher(a, b, out, epilogue)``."""
+    """A kernel with what it takes: ``launcher(a, b, out, epilogue)``."""
 
     launcher: Any  # a callable, on the GPU often a `Launcher`
     a: Any  # Compressed24, or a dense array
@@ -111,7 +111,7 @@ def check_stored(a: Operand24, algorithm: str) -> None:
 
 
 def prepare(a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Problem) -> Launched:
-    """Choose and compile a kernel, and gather what it takes; nothing runs yet."""
+    """Choose and compile a kernel, and gather what it takes; nothing is launched yet."""
     device, has_dense = b.device.id, a.dense is not None
     if a.rows is None:
         algorithm = _planner.DENSE_KERNEL

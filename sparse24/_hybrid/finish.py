@@ -21,7 +21,7 @@ from sparse24.kernels.launch import Launch
 VECTORS = ("row_scale", "column_scale", "row_bias", "column_bias")
 
 
-def ready(
+def prepared(
     first: Callable[..., Any], product: Any, array: Any, result: Any, call: Call, k: int
 ) -> ReadyInTurn | None:
     """What repeats a layer's product and its epilogue; None where no kernel can do that alone.
