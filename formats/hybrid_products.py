@@ -7,17 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _replay, _storage
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24 import _arrays, _check, _devices, _dtypes, _finish, _foreign, _replay, _storage
+from sparse24._cuda_graphs import keeping_with_hybrid
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import finish as hybrid_finish
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.predict import copied_by
-from sparse24._hybrid.staged import by_rows, kept_for_graphs
+from sparse24._hybrid.staged import by_rows
 from sparse24._options import NO_OPTIONS, Call
-from sparse24._product import by_view, promote, promoted_integers, result_of
-from sparse24._target import given
+from sparse24._product import by_view
+from sparse24._promotion import promote, promoted_integers, result_of
+from sparse24._target import check_out, given
 from sparse24.formats import hybrid_stacks
 from sparse24.formats.base import SparseArray, densified
 
@@ -34,7 +36,7 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
         product = lambda b, out: matmul(h, b, out, algorithm, balance, sums=sums)  # noqa: E731
         return by_view(product, b, out, argument="b")
     b = densified(b)
-    with _foreign.stream_of(b), kept_for_graphs(h, b):
+    with _foreign.stream_of(b), keeping_with_hybrid(h, b):
         array, restore = _foreign.take(b, argument="b")
         _check_inner(h, array, "b")
         same, operand = _in_one_type(h, array, "b")
@@ -45,7 +47,7 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
     if type(array) is np.ndarray:
         hybrid_on_cpu.remember(h, key, array, result, algorithm)
     elif run is not None:
-        _replay.keep(h._plans, key, _replay.ready(run, _matrices, array, result, product))
+        _replay.keep(h._plans, key, _replay.of_run(run, _matrices, array, result, product))
     return product
 
 
@@ -63,7 +65,7 @@ def multiply_rows(h, x, *, sums: bool = False):
         product = lambda x, out: multiply_rows(h, x, sums=sums)  # noqa: E731
         return by_view(product, x, None, argument="x")
     x = densified(x)
-    with _foreign.stream_of(x), kept_for_graphs(h, x):
+    with _foreign.stream_of(x), keeping_with_hybrid(h, x):
         array, restore = _foreign.take(x, argument="x")
         _check_inner(h, array, "x", rows=True)
         same, operand = _in_one_type(h, array, "x")
@@ -78,7 +80,7 @@ def multiply_rows(h, x, *, sums: bool = False):
         run = hybrid_dispatch.multiply(same, *_tokens(operand, result))
         product = restore(result)
     if key is not None and run is not None and same is h and operand is array:
-        _replay.keep(h._plans, key, _replay.ready(run, _tokens, array, result, product))
+        _replay.keep(h._plans, key, _replay.of_run(run, _tokens, array, result, product))
     return product
 
 
@@ -92,17 +94,17 @@ def linear(h, x, call: Call):
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
         return ready(x, call.epilogue.bias)
-    with kept_for_graphs(h, x):
+    with keeping_with_hybrid(h, x):
         product = multiply_rows(h, x)
     first = h._plans.get(_replay.signature(x, None, NO_OPTIONS, from_left=True))
-    with _foreign.stream_of(product), kept_for_graphs(h, product):
+    with _foreign.stream_of(product), keeping_with_hybrid(h, product):
         array, restore = _foreign.take(product, argument="the product")
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
         finished = restore(_finish.finished(array, None, call, *shapes))
         if key is not None and first is not None and key not in h._plans:
-            again = hybrid_finish.ready(first, product, array, finished, call, h.shape[1])
-            if again is not None:
-                _replay.keep(h._plans, key, again)
+            prepared = hybrid_finish.prepared(first, product, array, finished, call, h.shape[1])
+            if prepared is not None:
+                _replay.keep(h._plans, key, prepared)
     return finished
 
 
@@ -132,7 +134,7 @@ def in_sums(h, other, *, left: bool):
 class Expected(NamedTuple):
     """What a product would be, without making it."""
 
-    h: Any  # the matrix that multiplies: turned, and in the type of the product
+    h: Any  # the matrix that multiplies: transposed, and in the type of the product
     b: Any  # the operand in that type
     order: str  # of the operand's memory, by rows or by columns
     told: dict | None  # as `HybridArray.explain` tells of it; None if an operand has no elements
@@ -162,7 +164,7 @@ def _widened(h, other, argument: str):
     if isinstance(other, SparseArray):
         return other.astype("float32")
     array, restore = _foreign.take(other, argument=argument)
-    hybrid_dispatch.same_device(h.device, array, argument)
+    _devices.refuse_apart(array, h.device, argument=argument)
     array = promoted_integers(array, h._dtype, argument=argument)
     row = _arrays.logical_dtype(array, argument=argument)
     return restore(_storage.converted(array, row, _dtypes.lookup("float32")))
@@ -194,7 +196,9 @@ def _product(h, b, out=None, algorithm="auto", balance: bool = True, *, sums: bo
     if out is None:
         out = _arrays.namespace(b).empty(shape, result)
     else:
-        _check_out(out, shape, result, b)
+        check_out(out, shape, result, _arrays.device_of(b))
+        if _arrays.shares_memory(out, b):
+            raise ArgumentError(hybrid_on_cpu.OVERLAP)
     if b.ndim > 2:
         return out, hybrid_stacks.multiply(h, b, out, algorithm, balance)
     matrix, target = _matrices(b, out)
@@ -213,7 +217,7 @@ def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
 
 def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
     """The matrix and an operand on its device, in the type in which they meet."""
-    hybrid_dispatch.same_device(h.device, b, argument)
+    _devices.refuse_apart(b, h.device, argument=argument)
     if b.dtype == h.dtype:
         return h, b
     b = promoted_integers(b, h._dtype, argument=argument)
@@ -225,18 +229,3 @@ def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
 def _as_type(h, row: _dtypes.DType):
     """The matrix in a type; one that is made anew is kept with this one."""
     return h if row is h._dtype else h.prepared(f"as {row.name}", lambda: h.astype(row))
-
-
-def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
-    if _arrays.is_cupy(out) != _arrays.is_cupy(b):
-        raise DeviceError(
-            f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}; pass an array on "
-            "the device of b"
-        )
-    if out.shape != shape:
-        raise ShapeError(f"out must have shape {shape}, got {out.shape}")
-    if out.dtype != dtype:
-        raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
-    _check.writable(out, argument="out")
-    if _arrays.shares_memory(out, b):
-        raise ArgumentError(hybrid_on_cpu.OVERLAP)

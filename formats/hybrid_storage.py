@@ -30,7 +30,7 @@ class HybridStorage(SparseArray):
     """The tiles of a `HybridArray`; the products are its own."""
 
     __slots__ = (
-        "_dtype", "_lock", "_n_hint", "_nnz", "_plans", "_prepared", "_tiles", "_turned",
+        "_dtype", "_lock", "_n_hint", "_nnz", "_plans", "_prepared", "_tiles", "_transpose_of",
     )  # fmt: skip
 
     _lock: threading.RLock
@@ -38,19 +38,19 @@ class HybridStorage(SparseArray):
     _nnz: int
     _plans: dict[tuple, Any]
     _prepared: dict[str, Any]
-    _tiles: ht.Tiles | ht.TurnedTiles
-    _turned: Any
+    _tiles: ht.Tiles | ht.TransposedTiles
+    _transpose_of: Any
 
     def __init__(
-        self, tiles: ht.Tiles | ht.TurnedTiles, nnz: int | None = None,
-        n_hint: int | None = None, *, _turned=None,
+        self, tiles: ht.Tiles | ht.TransposedTiles, nnz: int | None = None,
+        n_hint: int | None = None, *, _transpose_of=None,
     ):  # fmt: skip
-        if not isinstance(tiles, ht.Tiles | ht.TurnedTiles) or nnz is None:
+        if not isinstance(tiles, ht.Tiles | ht.TransposedTiles) or nnz is None:
             raise made_by(self, tiles, "sparse24.hybrid(w)")
         _refuse_tall(tiles)
         fields = {
             "_tiles": tiles,
-            "_turned": _turned,  # weakly, the matrix whose transpose this is
+            "_transpose_of": _transpose_of,  # weakly, the matrix whose transpose this is
             "_dtype": tiles.dtype,
             "_nnz": int(nnz),
             "_n_hint": n_hint,
@@ -93,24 +93,24 @@ class HybridStorage(SparseArray):
         Not to be written: products keep what they have derived from them.
         """
         tiles = self._tiles
-        return self._built() if isinstance(tiles, ht.TurnedTiles) else tiles
+        return self._built() if isinstance(tiles, ht.TransposedTiles) else tiles
 
     @_devices.on_own_device
     def _built(self) -> ht.Tiles:
         with self._lock:
             tiles = self._tiles
-            if isinstance(tiles, ht.TurnedTiles):
+            if isinstance(tiles, ht.TransposedTiles):
                 tiles = type(self).build(self._to_build(tiles), n_hint=self._n_hint,
                                          dtype=self._dtype).tiles  # fmt: skip
                 _arrays.settle(tiles.kinds)
                 object.__setattr__(self, "_tiles", tiles)
             return tiles
 
-    def _to_build(self, turned: ht.TurnedTiles) -> Any:
+    def _to_build(self, transposed: ht.TransposedTiles) -> Any:
         """What a transposed matrix is built from; on the CPU CSR, where that is less."""
         if self.is_less_as_csr:
             return self.tocsr()
-        return type(self)(turned.source, self._nnz).toarray().T
+        return type(self)(transposed.source, self._nnz).toarray().T
 
     @property
     def is_less_as_csr(self) -> bool:
@@ -186,7 +186,7 @@ class HybridStorage(SparseArray):
         from sparse24.kernels import cpu_hybrid_held
 
         tiles = self._tiles
-        if isinstance(tiles, ht.TurnedTiles):
+        if isinstance(tiles, ht.TransposedTiles):
             rows = cpu_hybrid_held.held(hybrid_build.as_bits(tiles.source))
             return cpu_hybrid_held.turned(*rows, self.shape[0])
         return cpu_hybrid_held.held(hybrid_build.as_bits(tiles))
@@ -250,7 +250,7 @@ class HybridStorage(SparseArray):
 
         ``x @ H.T`` does not need them: it multiplies with those of ``H``.
         """
-        other = self._turned and self._turned()
+        other = self._transpose_of and self._transpose_of()
         if other is not None:
             return other
         return self.prepared("transposed", self._transposed_anew)
@@ -258,9 +258,9 @@ class HybridStorage(SparseArray):
     def _transposed_anew(self) -> Self:
         """Make the transposed matrix; it refers back weakly, so the two form no reference cycle."""
         with self._lock:
-            held = self._tiles
-            tiles = held.source if isinstance(held, ht.TurnedTiles) else ht.TurnedTiles(held)
-        return type(self)(tiles, self._nnz, self._n_hint, _turned=weakref.ref(self))
+            source = self._tiles.source  # itself, unless it is only transposed so far
+            tiles = ht.TransposedTiles(source) if self._tiles is source else source
+        return type(self)(tiles, self._nnz, self._n_hint, _transpose_of=weakref.ref(self))
 
     @property
     def mT(self) -> Self:
@@ -288,7 +288,7 @@ class HybridStorage(SparseArray):
         return name in self._prepared
 
 
-def _refuse_tall(tiles: ht.Tiles | ht.TurnedTiles) -> None:
+def _refuse_tall(tiles: ht.Tiles | ht.TransposedTiles) -> None:
     """Refuse more rows on a GPU than a grid of blocks has."""
     most = MOST_BLOCKS * ht.TILE  # a block takes the rows of a tile
     if isinstance(tiles, ht.Tiles) and tiles.shape[0] > most and _arrays.is_cupy(tiles.kinds):

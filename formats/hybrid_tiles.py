@@ -78,7 +78,7 @@ class Tiles:
 
     @property
     def source(self) -> Tiles:
-        """These tiles, as `TurnedTiles` has those of the other matrix: what is stored by now."""
+        """These tiles; of `TransposedTiles` those of the other matrix: what is stored by now."""
         return self
 
     @property
@@ -173,7 +173,7 @@ def starts_of(counts: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class TurnedTiles:
+class TransposedTiles:
     """The tiles of a transposed matrix before they are built: those of the matrix itself."""
 
     source: Tiles

@@ -65,8 +65,8 @@ def stack(arrays: Any, /, axis: int = 0, out=None, dtype=None, casting=None) -> 
 def _stored_joined(arrays: list[Any], axis: int, *, new: bool) -> Any:
     if arrays[0].axis == -1:
         return arrays[0]._joined(arrays, axis, new=new)
-    turned = [array.mT for array in arrays]
-    return turned[0]._joined(turned, -3 - axis if axis > -3 else axis, new=new).mT
+    transposed = [array.mT for array in arrays]
+    return transposed[0]._joined(transposed, -3 - axis if axis > -3 else axis, new=new).mT
 
 
 def _alike(arrays: Any, name: str, **options: Any) -> list[Any]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sparse24 import _dtypes
-from sparse24._records import PLAIN, Fused
-
-Multiply = Callable[[np.ndarray, np.ndarray, Fused], None]  # of matrices, b and out
+from sparse24._records import PLAIN, Multiply
 
 
-class Again:
+class PreparedProduct:
     """``A @ x``, or ``x @ A``, for operands like those of the first call.
 
     Parameters

@@ -17,7 +17,7 @@ def multiply(array: Any, x: Any, result: str, *, left: bool) -> Any:
     return _product.multiply(dense, x, None, call, from_left=not left)
 
 
-def again(array: Any, x: Any, product: Any, result: str, *, left: bool) -> Any:
+def prepared(array: Any, x: Any, product: Any, result: str, *, left: bool) -> Any:
     """What repeats the product of a matrix with a CuPy matrix or vector of its type.
 
     `product` is that of the first call, as the caller got it.
@@ -28,13 +28,13 @@ def again(array: Any, x: Any, product: Any, result: str, *, left: bool) -> Any:
     n = 1 if x.ndim == 1 else x.shape[1 if left else 0]
     name = array._dtype.name
     launch = dense.prepare(Problem(m, n, k, 1, name, name, result), dense.Config(), PLAIN)
-    lay = _ready_cpu.as_matrices(vector=x.ndim == 1, turned=not left)
+    lay = _ready_cpu.as_matrices(vector=x.ndim == 1, transposed=not left)
     # Not the array itself, which keeps this, and would be freed late.
     stored = array._values, array._indices, array._dtype, array.pattern, array._rows_shape[-1]
-    turned = (array.axis == -1) != left  # against the matrix that is multiplied
+    transposed = (array.axis == -1) != left  # against the matrix that is multiplied
 
     def run(x: Any, out: Any) -> None:
         rows = n_m_parts.decompress(*stored)
-        launch(rows.T if turned else rows, *(lay(x, out) if lay else (x, out)), PLAIN)
+        launch(rows.T if transposed else rows, *(lay(x, out) if lay else (x, out)), PLAIN)
 
     return _replay.of_arrays(run, product)

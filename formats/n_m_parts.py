@@ -89,13 +89,10 @@ def raise_excess(status, pattern, shape, axis: int) -> None:
     first, count = _check.excess(status)
     if not count:
         return
-    (n, m), k = pattern, shape[-1]
-    *place, group = (str(i) for i in np.unravel_index(first, (*shape[:-1], -(-k // m))))
-    start = m * int(group)
-    along = f"{start}:{min(start + m, k)}"
-    place.insert(len(place) if axis == -1 else len(place) - 1, along)
+    n, m = pattern
+    place = _storage.place_of_group(first, shape, m, axis)
     raise PatternError(
-        f"x[{', '.join(place)}] has more than {n} non-zeros, the first of {count} such "
+        f"x[{place}] has more than {n} non-zeros, the first of {count} such "
         f"groups; prune it first (sparse24.prune with pattern=({n}, {m})), or compress with "
         "on_excess='prune'"
     )

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _product, _replay
-from sparse24._errors import DeviceError
+from sparse24 import _arrays, _check, _devices, _foreign, _product, _promotion, _replay
 from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_on_gpu, n_m_parts
 from sparse24.formats.base import SparseArray, densified
@@ -30,37 +29,42 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
 
     `result` names its type; by default it is that of the operands.
     """
-    on_cpu = type(array._values) is np.ndarray
     key = _replay.signature(other, None, NO_OPTIONS, from_left=not left)
     key = (*key, result) if key and result else key
     known = _replay.find(array._plans, key, other)
     if known is not None:
         return known(other, None)
-    argument = "b" if left else "a"
+    argument, on_cpu = "b" if left else "a", type(array._values) is np.ndarray
     if on_cpu and key is None and _foreign.goes_by_view(other):  # remembered as a NumPy array
-        again = lambda x, out: product(array, x, left=left, result=result)  # noqa: E731
-        return _product.by_view(again, other, None, argument=argument)
+        of_view = lambda x, out: product(array, x, left=left, result=result)  # noqa: E731
+        return _product.by_view(of_view, other, None, argument=argument)
     other = densified(other)
     with _foreign.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
-        other, its, own = fitted(array, given, left=left)
+        x, its, own = fitted(array, given, left=left)
+        name, prepared = result or own, None
+        key = key if x is given else None
         if not on_cpu:
-            made = restore(n_m_on_gpu.multiply(array, other, result or own, left=left))
-            if key is not None and other is given and _is_plain(array, other, its):
-                again = n_m_on_gpu.again(array, other, made, result or own, left=left)
-                _replay.keep(array._plans, key, again)
-            return made
-        if not _is_remembered(array, other, its, left=left):
-            return restore(_dense(array, other, its, result or own, left))
-        if other.ndim > 2:
-            rows = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
-            stack = product(array, rows, left=False, result=result)
-            return restore(stack.reshape(*other.shape[:-1], array.shape[1]))
-        again = n_m_on_cpu.Again(array, other, result or own, left=left)
-        made = restore(again(other))
-    if key is not None and other is given:
-        _replay.keep(array._plans, key, again)
+            made = restore(n_m_on_gpu.multiply(array, x, name, left=left))
+            if key is not None and _is_plain(array, x, its):
+                prepared = n_m_on_gpu.prepared(array, x, made, name, left=left)
+        elif not _is_remembered(array, x, its, left=left):
+            made = restore(_dense(array, x, its, name, left))
+        elif x.ndim > 2:
+            made = restore(_of_rows(array, x, result))
+        else:
+            prepared = n_m_on_cpu.PreparedProduct(array, x, name, left=left)
+            made = restore(prepared(x))
+        if key is not None and prepared is not None:
+            _replay.keep(array._plans, key, prepared)
     return made
+
+
+def _of_rows(array: Any, stack: np.ndarray, result: str | None) -> np.ndarray:
+    """``stack @ array`` as the product of one matrix, which is remembered, as stacks are not."""
+    rows = stack.reshape(math.prod(stack.shape[:-1]), stack.shape[-1])
+    made = product(array, rows, left=False, result=result)
+    return made.reshape(*stack.shape[:-1], array.shape[1])
 
 
 def _is_plain(array: Any, other, its) -> bool:
@@ -92,17 +96,13 @@ def fitted(array: Any, other, *, left: bool):
     """
     argument = "b" if left else "a"
     _check.not_scalar(other.shape, argument=argument)
-    if _arrays.device_of(other) != array.device:
-        raise DeviceError(
-            f"the array is on {array.device}, the other operand on "
-            f"{_arrays.device_of(other)}; move one: A.to_device(...) or cupy.asarray(x)"
-        )
+    _devices.refuse_apart(other, array.device, argument=argument)
     pair = (array, other) if left else (other, array)
     _product.check_inner(*(x.shape for x in pair))
     _product.batch_of(*pair)
-    other = _product.promoted_integers(other, array._dtype, argument=argument)
+    other = _promotion.promoted_integers(other, array._dtype, argument=argument)
     its = _arrays.logical_dtype(other, argument=argument)
-    common, _ = _product.promote(array._dtype, its)
+    common, _ = _promotion.promote(array._dtype, its)
     return other, its, common.result
 
 
@@ -120,7 +120,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
         has_windows = m % 2 == 0 and n <= m - 2
         return f"{n}:{m} does not embed into 2:4, so the product is dense" + has_windows * way_out
     if its is not array._dtype:
-        common, same = _product.promote(array._dtype, its)
+        common, same = _promotion.promote(array._dtype, its)
         return (
             f"operands of {array._dtype.name} and {its.name} meet in the dense matrix; convert "
             f"both to {common.name if common is same else 'float32'} first"

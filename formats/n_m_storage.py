@@ -11,14 +11,14 @@ from sparse24.formats import n_m_parts, reductions
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
 from sparse24.formats.joining import Joining
-from sparse24.formats.turned import Turned
+from sparse24.formats.transposes import KeptTranspose
 
 
-class NMStorage(Turned, Joining, Indexing, SparseArray):
+class NMStorage(KeptTranspose, Joining, Indexing, SparseArray):
     """The parts of an `NMArray`; the products are its own."""
 
     __slots__ = (
-        "_axis", "_cache", "_dtype", "_indices", "_pattern", "_plans", "_rows_shape", "_turned",
+        "_axis", "_cache", "_dtype", "_indices", "_pattern", "_plans", "_rows_shape", "_transpose",
         "_values",
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ class NMStorage(Turned, Joining, Indexing, SparseArray):
             "_axis": axis,
             "_cache": {},  # the forms that products take, made at first use
             "_plans": {},  # prepared products, by signature of the other operand
-            "_turned": None,
+            "_transpose": None,
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -85,7 +85,7 @@ class NMStorage(Turned, Joining, Indexing, SparseArray):
     @property
     def nbytes(self) -> int:
         """Bytes of values and indices, and of the layouts that products have derived from them."""
-        other = self._other_way()
+        other = self._known_transpose()
         views = (self,) if other is None else (self, other)
         made = sum(array.nbytes for view in views for array in tuple(view._cache.values()))
         return self._values.nbytes + self._indices.nbytes + made
@@ -140,7 +140,7 @@ class NMStorage(Turned, Joining, Indexing, SparseArray):
     @property
     def mT(self) -> Self:
         """The array with its last two axes exchanged; nothing is copied."""
-        return self._turn(lambda: self._with(axis=-3 - self._axis))
+        return self._kept_transpose(lambda: self._with(axis=-3 - self._axis))
 
     def _astype(self, row: _dtypes.DType) -> Self:
         return self._with(values=_storage.converted(self._values, self._dtype, row), dtype=row)

@@ -256,12 +256,12 @@ def _array_on_cpu(parts: AnyParts) -> SparseArray:
     if parts.layout == "places":
         return NMArray(values, metadata, parts.shape, parts.pattern, parts.dtype, parts.axis)
     record = Compressed24(values, metadata, None, parts.shape, parts.dtype)
-    columns = _turned(record) if parts.transposable else None
+    columns = _transposed(record) if parts.transposable else None
     operand = Operand24(record, columns, None, parts.shape, parts.dtype)
     return Sparse24Array(operand if parts.axis == -1 else operand.transposed())
 
 
-def _turned(record: Compressed24) -> Compressed24:
+def _transposed(record: Compressed24) -> Compressed24:
     """The record of the transposed matrix, which obeys 2:4 too."""
     from sparse24.kernels import cpu
 

@@ -6,8 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _cuda_graphs, _dtypes, _foreign, _memory_order, _planner, _spec
-from sparse24._errors import DeviceError, DTypeError, PatternError, ShapeError, UnsupportedError
+from sparse24 import (
+    _arrays,
+    _cuda_graphs,
+    _devices,
+    _dtypes,
+    _foreign,
+    _memory_order,
+    _planner,
+    _spec,
+)
+from sparse24._errors import DTypeError, PatternError, ShapeError, UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Problem
 
 CODES = np.array([_spec.CODE_OF_PAIR[(0, 1)], _spec.CODE_OF_PAIR[(2, 3)]], np.uint8)
@@ -89,11 +98,7 @@ class TensorFloat:
 
     def _check_operand(self, other, left: bool) -> None:
         device = _arrays.device_of(self._record.values)
-        if _arrays.device_of(other) != device:
-            raise DeviceError(
-                f"the array is on {device}, the other operand on {_arrays.device_of(other)}; "
-                "move one: A.to_device(...) or cupy.asarray(x)"
-            )
+        _devices.refuse_apart(other, device, argument="b" if left else "a")
         if other.ndim not in (1, 2) or self._axis != (-1 if left else -2):
             raise UnsupportedError(
                 "precision='tf32' multiplies matrices whose groups run along the contracted axis, "

@@ -13,7 +13,7 @@ from sparse24 import (
     _product,
     _storage,
 )
-from sparse24._errors import ArgumentError, DeviceError
+from sparse24._errors import ArgumentError
 from sparse24._options import NO_OPTIONS
 from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified
@@ -155,9 +155,6 @@ def _dense_operand(other, sparse: Sparse24Array):
         raise ArgumentError(
             "@ needs an array on either side, got a scalar; factors go to alpha= of sparse24.matmul"
         )
-    if sparse.device != "cpu" and isinstance(other, np.ndarray):
-        raise DeviceError(
-            f"the array is on {sparse.device}, the other operand on the cpu; "
-            "move one: A.to_device('cpu') or cupy.asarray(x)"
-        )
+    if isinstance(other, np.ndarray):
+        _devices.refuse_apart(other, sparse.device, argument="the other operand")
     return other

@@ -20,13 +20,13 @@ from sparse24.formats import reductions
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
 from sparse24.formats.joining import Joining
-from sparse24.formats.turned import Turned
+from sparse24.formats.transposes import KeptTranspose
 
 
-class Sparse24Storage(Turned, Joining, Indexing, SparseArray):
+class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
     """The records of a `Sparse24Array`; dense forms and products are its own."""
 
-    __slots__ = ("_cache", "_operand", "_plans", "_status", "_turned")
+    __slots__ = ("_cache", "_operand", "_plans", "_status", "_transpose")
 
     _cache: dict[str, Any]
     _operand: Operand24
@@ -40,7 +40,7 @@ class Sparse24Storage(Turned, Joining, Indexing, SparseArray):
         object.__setattr__(self, "_status", status)
         object.__setattr__(self, "_cache", {})  # metadata in the other order, made at first use
         object.__setattr__(self, "_plans", {})  # prepared launches, by signature of b
-        object.__setattr__(self, "_turned", None)  # the transposed view, made at first use
+        object.__setattr__(self, "_transpose", None)  # the transposed view, made at first use
 
     # --- what it is ---------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class Sparse24Storage(Turned, Joining, Indexing, SparseArray):
         """Bytes of all arrays held: both orientations, a kept dense matrix, and derived layouts."""
         records = (self._operand.rows, self._operand.columns)
         arrays = [self._operand.dense, *self._cache.values()]
-        other = self._other_way()
+        other = self._known_transpose()
         if self.transposable and other is not None:
             arrays += other._cache.values()
         arrays += [x for record in records if record for x in _storage.arrays(record)]
@@ -126,13 +126,13 @@ class Sparse24Storage(Turned, Joining, Indexing, SparseArray):
     @property
     def mT(self) -> Self:
         """The array with its last two axes exchanged; nothing is copied."""
-        return self._turn(self._transposed)
+        return self._kept_transpose(self._transposed)
 
     def _transposed(self) -> Self:
-        turned = type(self)(self._operand.transposed(), status=self._status)
+        transposed = type(self)(self._operand.transposed(), status=self._status)
         if not self.transposable:  # then what is stored is the same
-            object.__setattr__(turned, "_cache", self._cache)
-        return turned
+            object.__setattr__(transposed, "_cache", self._cache)
+        return transposed
 
     @_devices.on_own_device
     def copy(self) -> Self:
@@ -187,9 +187,9 @@ class Sparse24Storage(Turned, Joining, Indexing, SparseArray):
     @_devices.on_own_device
     def _elementwise(self, ufunc, factor, result) -> Self:
         old = self._operand
-        turned = factor.swapaxes(-1, -2) if np.ndim(factor) else factor
+        transposed = factor.swapaxes(-1, -2) if np.ndim(factor) else factor
         rows, columns = (
             None if record is None else _elementwise.of_record(ufunc, record, by, result)
-            for record, by in ((old.rows, factor), (old.columns, turned))
+            for record, by in ((old.rows, factor), (old.columns, transposed))
         )
         return type(self)(Operand24(rows, columns, None, old.shape, result), self._status)

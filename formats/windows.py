@@ -158,8 +158,8 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
     @_devices.on_own_device
     def toarray(self):
         """The dense array that the windows stand for."""
-        turned = self.axis == -2
-        dense = (self.array.mT if turned else self.array).toarray()
+        transposed = self.axis == -2
+        dense = (self.array.mT if transposed else self.array).toarray()
         rows = dense.view(self.array._dtype.storage)
         m, k = self.pattern[1], self.shape[self.axis]
         count, among = m // 2 - 1, -(-k // m)
@@ -168,7 +168,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         for j in range(count):  # an element is in one of the windows that cover its place
             groups[..., 2 * j : 2 * j + _spec.GROUP] |= windows[..., j, :]
         dense = groups.reshape(*rows.shape[:-1], among * m)[..., :k].view(dense.dtype)
-        return dense.swapaxes(-1, -2) if turned else dense
+        return dense.swapaxes(-1, -2) if transposed else dense
 
     def tocsr(self, dtype=None):
         """The matrix as `Sparse24Array.tocsr` gives it."""

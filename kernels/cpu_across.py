@@ -124,7 +124,7 @@ class Across:
         return _spec.GROUP if self._read is None else WORD
 
 
-def again(values: np.ndarray, metadata: np.ndarray, m: int, b: np.ndarray) -> Across | None:
+def prepared(values: np.ndarray, metadata: np.ndarray, m: int, b: np.ndarray) -> Across | None:
     """What repeats the product; None for arrays that it would have to copy, or nothing to add."""
     in_place = values.flags.carray and metadata.flags.carray
     return Across(values, metadata, m, b) if in_place and values.size and b.size else None

@@ -14,10 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _spec
-from sparse24._records import MASKS, Compressed24, Fused
+from sparse24._records import MASKS, Compressed24, Fused, Multiply
 from sparse24.kernels import _simd_expand
 from sparse24.kernels._numba import njit, parallel, slices
-from sparse24.kernels.cpu_again import Again
 from sparse24.kernels.cpu_n_m_few import WORD, FewColumns, pays
 from sparse24.kernels.cpu_n_m_rows import FewRows
 
@@ -25,7 +24,7 @@ PATTERN = (2, _spec.GROUP)
 _LEAST_ROWS = 16  # of a task
 
 
-def along(a: Compressed24, b: np.ndarray) -> Again | None:
+def along(a: Compressed24, b: np.ndarray) -> Multiply | None:
     """What repeats a product ``out = epilogue(a @ b)``; None where this is not faster."""
     dtype = _arrays.logical_dtype(a.values, argument="values")
     if dtype.name != "int8" or _simd_expand.INTEGERS != "int16" or not _stays(a):
@@ -35,7 +34,7 @@ def along(a: Compressed24, b: np.ndarray) -> Again | None:
     return FewColumns(a.values, _masks(a), 2 * a.values.shape[1], b)
 
 
-def across(a: Compressed24, b: np.ndarray) -> Again | None:
+def across(a: Compressed24, b: np.ndarray) -> Multiply | None:
     """What repeats `add_rows`."""
     return FewRows(a.values, _masks(a), PATTERN, a.k, b) if _stays(a) else None
 

@@ -15,11 +15,11 @@ from sparse24 import _dtypes
 from sparse24._dtypes import DType
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels._simd_expand import AVAILABLE, lanes_of
-from sparse24.kernels.cpu_again import ColumnsRoom
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import store
 from sparse24.kernels.cpu_n_m_few import WORD, multiply_rows, shapes_of, work_of, work_type
 from sparse24.kernels.cpu_operand import Operand
+from sparse24.kernels.cpu_prepared import ColumnsRoom
 
 _LEAST_ROWS = 16  # of a task
 _BLOCK_BYTES = 1 << 18  # of stored elements, which stay in the L2 cache for all columns

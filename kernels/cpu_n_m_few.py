@@ -15,10 +15,10 @@ from sparse24._records import PLAIN, Fused
 from sparse24.kernels import _simd_expand
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels._simd_expand import expand_row, expanded_dots, lanes_of
-from sparse24.kernels.cpu_again import ColumnsRoom
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_operand import Operand
+from sparse24.kernels.cpu_prepared import ColumnsRoom
 
 _ROWS = 4  # that share what is read of b
 _COLUMNS = 4  # that share what is spread of A
@@ -162,10 +162,10 @@ def expand_rows(values, masks, begin, end, count, lanes, out, half):
             expand_row(flat, start, masks, row, count, to, line, half)
 
 
-def shapes_of(n: int, rows: int = _ROWS, half: tuple[int, ...] = ()) -> tuple[tuple, tuple]:
+def shapes_of(n: int, half: tuple[int, ...] = ()) -> tuple[tuple, tuple]:
     """`shape` of the loops for a whole run of n columns, and for the last."""
     wide = min(n, _COLUMNS) or 1
-    return tuple(((0,) * rows, (0,) * some, half) for some in (wide, n % wide or wide))
+    return tuple(((0,) * _ROWS, (0,) * some, half) for some in (wide, n % wide or wide))
 
 
 class FewColumns:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _check
-from sparse24._records import PLAIN, Fused
+from sparse24._records import PLAIN, Fused, Multiply
 from sparse24.kernels import cpu_batch, cpu_matmul, cpu_operand
 from sparse24.kernels._numba import njit
-from sparse24.kernels.cpu_again import Again
 from sparse24.kernels.cpu_n_m import check_stored
 from sparse24.kernels.cpu_operand import pack_tiles
 from sparse24.kernels.cpu_panels import multiply_many
@@ -72,7 +71,7 @@ def matmul_n_m(
 
 def many_columns(
     values: np.ndarray, places: np.ndarray, pattern: tuple[int, int], k: int, b: np.ndarray
-) -> Again:
+) -> Multiply:
     """The product of one matrix with many `b` like this one."""
     dtype, b_dtype = (_arrays.logical_dtype(x) for x in (values, b))
     work = cpu_matmul.work_type(dtype, few=False)

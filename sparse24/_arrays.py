@@ -116,6 +116,14 @@ def is_capturing() -> bool:
     return cupy_module().cuda.get_current_stream().is_capturing()
 
 
+def captures_work_on(x: Any) -> bool:
+    """True if a CUDA graph is captured from the stream in which work on an array goes."""
+    if is_torch(x):
+        cuda = sys.modules["torch"].cuda
+        return x.is_cuda and cuda.is_current_stream_capturing()
+    return is_capturing()
+
+
 def settle(x: Any) -> None:
     """Wait for what makes something of a CuPy array `x`, so that every stream may read it.
 

@@ -21,16 +21,16 @@ def shown(value) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
-def pattern(value, *, argument: str = "pattern") -> tuple[int, int]:
+def pattern(value) -> tuple[int, int]:
     """Return (n, m) of an n:m pattern: n kept elements in every m."""
     try:
         n, m = (operator.index(x) for x in value)
     except (TypeError, ValueError):
         raise PatternError(
-            f"{argument} must be a pair (n, m) such as (2, 4), got {shown(value)}"
+            f"pattern must be a pair (n, m) such as (2, 4), got {shown(value)}"
         ) from None
     if not 0 < n < m <= 32:
-        raise PatternError(f"{argument} must have 0 < n < m <= 32, got {shown(value)}")
+        raise PatternError(f"pattern must have 0 < n < m <= 32, got {shown(value)}")
     return n, m
 
 
@@ -45,14 +45,14 @@ def excess(status) -> tuple[int, int]:
     return ~inverted, count
 
 
-def axis(value, ndim: int, *, argument: str = "axis") -> int:
+def axis(value, ndim: int) -> int:
     """Return the axis as a non-negative number."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{argument} must be an integer, got {shown(value)}") from None
+        raise ArgumentError(f"axis must be an integer, got {shown(value)}") from None
     if not -ndim <= number < ndim:
-        raise ArgumentError(f"{argument} must be in [{-ndim}, {ndim}), got {shown(value)}")
+        raise ArgumentError(f"axis must be in [{-ndim}, {ndim}), got {shown(value)}")
     return number % ndim
 
 
@@ -164,14 +164,14 @@ def is_slice(value) -> bool:
     return all(end is None or is_index(end) for end in (value.start, value.stop))
 
 
-def generator(rng, *, argument: str = "rng") -> np.random.Generator:
+def generator(rng) -> np.random.Generator:
     """A source of randomness from what NumPy takes for one: a generator, a seed or nothing."""
     try:
         return np.random.default_rng(rng)
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"{argument} must be a numpy.random.Generator or a seed, a whole number from 0 on, "
-            f"got {shown(rng)}"
+            "rng must be a numpy.random.Generator or a seed, a whole number from 0 on, got "
+            f"{shown(rng)}"
         ) from None
 
 

@@ -120,14 +120,14 @@ keeps every element
         if again is not None:
             return again
         rule, chosen = _rule(on_excess, scores, mask, like, x)
-        record, status = compress_rows(_turned(x, swap), row, rule, _turned(chosen, swap))
+        record, status = compress_rows(_swapped(x, swap), row, rule, _swapped(chosen, swap))
         looked_at = _looked_at(rule, mask, like, swap)
         status = _checked(status, record.shape, looked_at, check, swap)
         dense = _kept_dense(x, record, rule, swap) if keep_dense else None
         return Sparse24Array(_operand(record, dense, swap), status=status)
 
 
-def _turned(x, swap: bool):
+def _swapped(x, swap: bool):
     """An array, or None, with its last two axes exchanged where groups run along the columns."""
     return x.swapaxes(-1, -2) if swap and x is not None else x
 
@@ -167,7 +167,7 @@ def _kept_dense(x, record: Compressed24, rule: str, swap: bool):
     """The dense matrix beside a record of it: `x` itself, copied, where nothing was pruned."""
     if rule == "check":
         return x.copy()
-    return _turned(_storage.decompress(record), swap)
+    return _swapped(_storage.decompress(record), swap)
 
 
 def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
@@ -253,7 +253,7 @@ def _like(x, row, like, swap: bool) -> Sparse24Array | None:
         return None
     from sparse24.kernels import like as kernel
 
-    source = _turned(x, swap)
+    source = _swapped(x, swap)
     return Sparse24Array(_operand(kernel.launch(record, source, nonzero=True), None, swap))
 
 

@@ -7,7 +7,8 @@ would give it to the next array, into which every replay of the graph would then
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sparse24 import _arrays, _foreign
@@ -22,17 +23,44 @@ def keeping(record: Compressed24 | None, out: Any) -> Iterator[None]:
     The graph reads that operand, too.  Memory that torch allocates, such as that of results for
     its tensors, is left to torch, whose graphs have pools of their own.
     """
-    cuda = _arrays.cupy_module().cuda
-    if record is None or not cuda.get_current_stream().is_capturing() or _foreign.is_torchs(out):
+    if record is None or not _arrays.is_capturing() or _foreign.is_torchs(out):
         yield
         return
+    with _each_allocation(functools.partial(pieces.keep_for_graph, record)):
+        yield
 
+
+@contextlib.contextmanager
+def keeping_with_hybrid(h: Any, x: Any) -> Iterator[None]:
+    """The same for as long as a hybrid matrix lives that is multiplied with `x`."""
+    if not (_arrays.is_cupy(x) and _arrays.is_capturing()):
+        yield
+        return
+    with _each_allocation(h.prepared("memory of graphs", _Memory).pieces.append):
+        yield
+
+
+class _Memory:
+    """What only captured graphs still use."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.mem.size for piece in self.pieces)
+
+
+@contextlib.contextmanager
+def _each_allocation(keep: Callable[[Any], None]) -> Iterator[None]:
+    """Call `keep` with all memory that CuPy allocates in this context."""
+    cuda = _arrays.cupy_module().cuda
     allocate = cuda.get_allocator()
 
-    def keep(size: int) -> Any:
+    def allocate_and_keep(size: int) -> Any:
         memory = allocate(size)
-        pieces.keep_for_graph(record, memory)
+        keep(memory)
         return memory
 
-    with cuda.using_allocator(keep):
+    with cuda.using_allocator(allocate_and_keep):
         yield

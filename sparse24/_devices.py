@@ -69,3 +69,13 @@ def refuse_elsewhere(x: Any, *, argument: str, on_gpu: bool | None = None) -> No
             f"{argument} is on {_arrays.device_of(x)}, the operands are not; pass an array on "
             "their device"
         )
+
+
+def refuse_apart(x: Any, device: str, *, argument: str) -> None:
+    """Refuse an operand that is not on the device of a sparse array, also the host's."""
+    there = _arrays.device_of(x)
+    if there != device:
+        raise DeviceError(
+            f"{argument} is on {there}, the sparse array on {device}; move one, with "
+            "A.to_device(...) or cupy.asarray(x)"
+        )

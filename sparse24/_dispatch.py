@@ -1,14 +1,14 @@
-"""From a checked product to a kernel: flatten batches, convert types, plan and launch."""
+"""From a checked product to a kernel: convert types, choose a kernel and launch it."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
 from sparse24 import (
     _arrays,
     _autotune,
+    _batch_axes,
     _check,
     _cuda_graphs,
     _foreign,
@@ -20,12 +20,13 @@ from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
+from sparse24._target import Result
 
 OVERLAP = "{} shares memory with an operand; pass another array"
 
 
 class Launched(NamedTuple):
-    """What ran: ``launcher(a, b, out, epilogue)``."""
+    """A kernel with what it takes: ``launcher(a, b, out, epilogue)``."""
 
     launcher: Any  # a callable, on the GPU often a `Launcher`
     a: Any  # Compressed24, or a dense array
@@ -34,7 +35,7 @@ class Launched(NamedTuple):
     epilogue: Fused
 
 
-def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched | None:
+def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> Launched | None:
     """Write ``a @ b`` into `out` (..., m, n), through the epilogue.
 
     Parameters
@@ -43,7 +44,7 @@ def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched |
         Any batch axes, as `b` and `out` have them.
     epilogue : Fused
         The record of `_records`: the factors, biases and activation of `call`.
-    types : _product.Result
+    types : Result
         The types to which operands are converted, the type of the result, and where it goes.
 
     Returns
@@ -57,7 +58,7 @@ def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched |
         return _fill(a, b, out, epilogue, call, types)
 
 
-def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched | None:
+def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> Launched | None:
     if types.out is not None:
         refuse_overlap("out", out, a, b)
     if epilogue.aux is not None:
@@ -70,7 +71,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched 
     as_given = b is given and a.rows is records[0] and a.columns is records[1] and not batch
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
-    a, b, flat_out, epilogue = flatten(a, b, out, epilogue, batch)
+    a, b, flat_out, epilogue = _batch_axes.flatten(a, b, out, epilogue, batch)
     if types.on_gpu:
         problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
         launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
@@ -110,7 +111,7 @@ def check_stored(a: Operand24, algorithm: str) -> None:
 
 
 def prepare(a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Problem) -> Launched:
-    """Choose and compile a kernel, and gather what it takes; nothing runs yet."""
+    """Choose and compile a kernel, and gather what it takes; nothing is launched yet."""
     device, has_dense = b.device.id, a.dense is not None
     if a.rows is None:
         algorithm = _planner.DENSE_KERNEL
@@ -135,17 +136,17 @@ def prepare(a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Prob
 
 
 class MadeDense(NamedTuple):
-    """A product of the dense matrix that takes a `Compressed24`, of the transpose if `turned`."""
+    """A product that takes a `Compressed24` and makes it, or its transpose, dense."""
 
     product: Any
-    turned: bool
+    transposed: bool
 
     def __call__(self, record: Compressed24, b, out, epilogue: Fused) -> None:
         dense = _storage.decompress(record)
-        self.product(dense.swapaxes(-1, -2) if self.turned else dense, b, out, epilogue)
+        self.product(dense.swapaxes(-1, -2) if self.transposed else dense, b, out, epilogue)
 
 
-def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) -> Problem:
+def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool = True) -> Problem:
     """The description of this product for the planner; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
@@ -181,71 +182,6 @@ def convert(b, row: DType, b_dtype):
     if own is row:
         return _arrays.as_storage(b, row)
     return _storage.converted(_arrays.as_storage(b, own), own, row)
-
-
-def flatten(a: Operand24, b, out, epilogue: Fused, batch: tuple[int, ...]):
-    """At most one batch axis: an operand without one serves the whole batch."""
-    if not batch:
-        if len(a.shape) > 2:
-            a = _batch_of(a, (1,))
-        return a, b.reshape(b.shape[-2:]) if b.ndim > 2 else b, out, epilogue
-    if math.prod(a.shape[:-2]) > 1 or len(a.shape) > 2:
-        a = _batch_of(a, batch)
-    b = _flat_batch(b, batch)
-    one = math.prod(batch) == 1  # then no operand has a batch axis, and the result none either
-    out = out.reshape(out.shape[-2:] if one else (-1, *out.shape[-2:]))
-    c, aux = (_flat_batch(x, batch) for x in (epilogue.c, epilogue.aux))
-    if c is not epilogue.c or aux is not epilogue.aux:
-        epilogue = dataclasses.replace(epilogue, c=c, aux=aux)
-    return a, b, out, epilogue
-
-
-def _flat_batch(x: Any, batch: tuple[int, ...]):
-    """(..., r, c) as (r, c) if it serves the whole batch, else as (prod(batch), r, c)."""
-    if x is None or x.ndim == 2:
-        return x
-    if math.prod(x.shape[:-2]) == 1:
-        return x.reshape(x.shape[-2:])
-    xp = _arrays.namespace(x)
-    full = x if x.shape[:-2] == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
-    return full.reshape(math.prod(batch), *x.shape[-2:])
-
-
-def _batch_of(a: Operand24, batch: tuple[int, ...]) -> Operand24:
-    """The operand with one batch axis, or none if one matrix serves all."""
-    single = math.prod(a.shape[:-2]) == 1
-
-    def record(old: Compressed24 | None) -> Compressed24 | None:
-        if old is None:
-            return None
-        new: list[Any] = []
-        for x, keep in ((old.values, 2), (old.metadata, 2), (old.packed, 3)):
-            if x is None:
-                new.append(None)
-            elif single:
-                new.append(x.reshape(x.shape[-keep:]))
-            else:
-                new.append(_spread(x, batch, keep))
-        lead = () if single else (math.prod(batch),)
-        values, metadata, packed = new
-        if single or a.shape[:-2] == batch:
-            return old.viewed(values, metadata, packed, lead)
-        return Compressed24(values, metadata, packed, (*lead, *old.shape[-2:]), old.dtype)
-
-    rows, columns = record(a.rows), record(a.columns)
-    lead = () if single else (math.prod(batch),)
-    dense = _flat_batch(a.dense, batch)
-    return Operand24(rows, columns, dense, (*lead, *a.shape[-2:]), a.dtype)
-
-
-def _spread(x, batch: tuple[int, ...], keep: int):
-    """(..., core) as (prod(batch), core); a broadcast copies, with rows 16-byte aligned."""
-    lead = math.prod(batch)
-    if x.shape[:-keep] == batch:
-        return x.reshape(lead, *x.shape[-keep:])
-    copy = _arrays.empty_rows(_arrays.namespace(x), (*batch, *x.shape[-keep:]), x.dtype)
-    copy[...] = x
-    return copy.reshape(lead, *x.shape[-keep:])
 
 
 def _dense_of(a: Operand24):

@@ -12,9 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _gradients, _record_parts, _storage
+from sparse24 import (
+    _arrays,
+    _check,
+    _devices,
+    _dtypes,
+    _foreign,
+    _gradients,
+    _record_parts,
+    _storage,
+)
 from sparse24._dtypes import DType
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24
 
 WORK = _dtypes.TABLE["float32"]  # for types in which NumPy or CuPy do not compute
@@ -32,11 +41,7 @@ def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
     array, _ = _foreign.take(x, argument="the factor")
     if type(array) is np.ndarray and not array.ndim:
         return array[()]
-    if _arrays.device_of(array) != device:
-        raise DeviceError(
-            f"the factor is on {_arrays.device_of(array)}, the sparse array on {device}; move one "
-            "with .to_device(...) or cupy.asarray"
-        )
+    _devices.refuse_apart(array, device, argument="the factor")
     try:
         return _arrays.namespace(array).broadcast_to(array, shape)
     except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparse24 import (
     _arrays,
+    _batch_axes,
     _check,
     _dispatch,
     _foreign,
@@ -203,7 +204,7 @@ def _as_multiplied(laid: _product.LaidOut):
         b = _arrays.empty_rows(_arrays.namespace(b), b.shape, dtype)
     if not laid.target.size:
         return a, b, laid.out, laid.epilogue
-    return _dispatch.flatten(a, b, laid.out, laid.epilogue, laid.out.shape[:-2])
+    return _batch_axes.flatten(a, b, laid.out, laid.epilogue, laid.out.shape[:-2])
 
 
 def _explain_cpu(a: Operand24, n: int, algorithm: str, kept: bool, way_out: str) -> Explanation:

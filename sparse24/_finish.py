@@ -9,9 +9,9 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _foreign
 from sparse24._fuse import fuse
 from sparse24._options import Call, Epilogue
-from sparse24._ready import View
 from sparse24._records import Fused
 from sparse24._target import Target, given, real_of, refuse_integers, result_name
+from sparse24._views import View
 
 
 def finished(product, out, call: Call, left: tuple, right: tuple):
@@ -48,7 +48,8 @@ def fused(full, goes: Target, call: Call, left: tuple, right: tuple) -> Fused:
     bias = _bias_in_place(full, goes, call)
     if bias is None:
         return fuse(call, left, right, _arrays.namespace(full), real)
-    rest = call._replace(epilogue=replace(call.epilogue, bias=None))  # type: ignore[type-var]
+    assert call.epilogue is not None  # whose bias that is
+    rest = call._replace(epilogue=replace(call.epilogue, bias=None))
     return replace(fuse(rest, left, right, _arrays.namespace(full), real), column_bias=bias)
 
 

@@ -35,14 +35,14 @@ def refuse(x: Any, argument: str = "the operand") -> None:
     )
 
 
-def refuse_target(x: Any, argument: str = "out") -> None:
+def refuse_target(out: Any) -> None:
     """The same of a tensor that something else than a product is to be written to."""
-    if not _records(x):
+    if not _records(out):
         return
     raise ArgumentError(
-        f"{argument} must not require a gradient, which would not follow what is written, got "
-        f"{type(x).__name__} of shape {tuple(x.shape)} with requires_grad=True; write within "
-        f"torch.no_grad(), or pass {argument}.detach()"
+        "out must not require a gradient, which would not follow what is written, got "
+        f"{type(out).__name__} of shape {tuple(out.shape)} with requires_grad=True; write within "
+        "torch.no_grad(), or pass out.detach()"
     )
 
 

@@ -23,6 +23,7 @@ from sparse24._grouped import replay as grouped_replay
 from sparse24._grouped.dispatch import Grouped
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Operand24
+from sparse24._target import Result
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -266,7 +267,7 @@ def explained(As, b, out, offsets, call: Call, *, gated: bool) -> tuple[str, str
 def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, gated: bool):
     """Check the rest of a call: a product, and its types; inside, a graph keeps what it makes."""
     b = tokens.T if by_rows else tokens
-    types = _product.Result.plan(a, b, out, call, (_rows(a, gated=gated), b.shape[1]))
+    types = Result.of(a, b, out, call, (_rows(a, gated=gated), b.shape[1]))
     if out is None:  # token by token
         target = replace(types, shape=types.shape[::-1]).allocate(None).T
     else:

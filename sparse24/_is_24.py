@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _spec
+from sparse24 import _arrays, _check, _foreign, _spec, _storage
 from sparse24._errors import PatternError
 
 
@@ -78,13 +78,11 @@ prune it to 2:4 first (sparse24.prune)
     first, count, (axis, moved) = _excess(x, axis)
     if not count:
         return
-    groups = (*moved[:-1], _spec.groups(moved[-1]))
-    *place, group = (str(i) for i in np.unravel_index(first, groups))
-    start = _spec.GROUP * int(group)
-    place.insert(axis, f"{start}:{min(start + _spec.GROUP, moved[-1])}")
+    groups = math.prod(moved[:-1]) * _spec.groups(moved[-1])
+    place = _storage.place_of_group(first, moved, _spec.GROUP, axis)
     raise PatternError(
-        f"x[{', '.join(place)}] has more than 2 non-zeros, as {count} of "
-        f"{math.prod(groups)} groups have; prune it to 2:4 first (sparse24.prune)"
+        f"x[{place}] has more than 2 non-zeros, as {count} of {groups} groups have; prune it to "
+        "2:4 first (sparse24.prune)"
     )
 
 

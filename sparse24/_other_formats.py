@@ -17,9 +17,10 @@ from sparse24 import (
     _product,
     _target,
 )
-from sparse24._errors import ArgumentError, DeviceError, DTypeError
+from sparse24._errors import ArgumentError, DTypeError
 from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Call
+from sparse24._promotion import promote, result_of
 from sparse24.formats import hybrid_products, n_m_products
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.hybrid import HybridArray
@@ -115,10 +116,10 @@ def name_of_sums(ours: SparseArray, other, call: Call, *, argument: str) -> str 
 def _result_of(ours: SparseArray, other, *, argument: str) -> str:
     """The type that a product of these operands has by itself."""
     if isinstance(other, SparseArray):
-        return _product.promote(ours._dtype, other._dtype)[0].result
+        return promote(ours._dtype, other._dtype)[0].result
     dense = not _arrays.is_sparse_matrix(other)
     array = _foreign.take(other, argument=argument)[0] if dense else other
-    return _product.result_of(ours._dtype, array.dtype, argument=argument)
+    return result_of(ours._dtype, array.dtype, argument=argument)
 
 
 def _asked(product: Callable[[], Any], finish: Call, a, b, out):
@@ -131,22 +132,9 @@ def _asked(product: Callable[[], Any], finish: Call, a, b, out):
         return restore(finished) if out is None else out
     if target is None:
         return restore(result)
-    _check_plain_out(target, result.shape, result.dtype, _arrays.device_of(result))
+    _target.check_out(target, result.shape, result.dtype, _arrays.device_of(result))
     target[...] = result
     return out
-
-
-def _check_plain_out(target, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
-    """Refuse a target that does not fit a product to which nothing is done."""
-    if _arrays.device_of(target) != device:
-        raise DeviceError(
-            f"out is on {_arrays.device_of(target)}, the product on {device}; "
-            "pass an array on the device of the operands"
-        )
-    _check.same_shape(target.shape, shape, argument="out", other="the product")
-    if target.dtype != dtype:
-        raise DTypeError(f"out must have dtype {dtype}, got {target.dtype}")
-    _check.writable(target, argument="out")
 
 
 def check_written(a, b, out, finish: Call) -> None:
@@ -164,7 +152,7 @@ def check_written(a, b, out, finish: Call) -> None:
     if finish.is_plain:
         if target is not None:
             shape = tuple(size for i, size in enumerate(full) if i - len(full) != dropped)
-            _check_plain_out(target, shape, _dtypes.numpy_dtype(result), ours.device)
+            _target.check_out(target, shape, _dtypes.numpy_dtype(result), ours.device)
         return
     on_gpu, name = ours.device != "cpu", result
     if finish.dtype is not None:

@@ -23,6 +23,8 @@ from sparse24 import (
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
 from sparse24._options import NO_OPTIONS, Call
+from sparse24._promotion import promoted_integers
+from sparse24._target import Result
 from sparse24.formats.base import densified
 from sparse24.formats.two_four import Sparse24Array
 
@@ -114,10 +116,10 @@ def _column_out(a: Sparse24Array, b, call: Call) -> tuple[Any, Callable[[Any], A
     array, restore = _foreign.take(b, argument="b")
     if array.ndim < 2:
         return None, None
-    array = _product.promoted_integers(array, a._dtype, call.other_dtype, argument="b")
+    array = promoted_integers(array, a._dtype, call.other_dtype, argument="b")
     _product.check_inner(a.shape, array.shape)
     shape = (*_product.batch_of(a._operand, array), array.shape[-1], a.shape[-2])
-    types = _product.Result.plan(a._operand, array, None, call, shape)
+    types = Result.of(a._operand, array, None, call, shape)
     return types.allocate(None).swapaxes(-1, -2), restore
 
 

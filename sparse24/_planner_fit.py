@@ -7,9 +7,10 @@ import statistics
 
 import numpy as np
 
-from sparse24 import _autotune, _dispatch, _planner, _product, _tuning_cache
+from sparse24 import _autotune, _dispatch, _planner, _tuning_cache
 from sparse24._options import NO_OPTIONS
 from sparse24._records import PLAIN
+from sparse24._target import Result
 
 COPY_BYTES = 1 << 29
 # Weights (m, k) and tokens: of a 7B model with one token, few and many.
@@ -56,7 +57,7 @@ def _add_ratios(ratios: dict, operand, n: int, device: int, *kernels: str) -> No
     tokens = cp.random.standard_normal((n, operand.shape[-1]), np.float32).astype(dtype)
     shape = (operand.shape[-2], tokens.shape[0])
     b, out = tokens.T, cp.empty(shape[::-1], tokens.dtype).T
-    types = _product.Result.plan(operand, b, None, NO_OPTIONS, shape)
+    types = Result.of(operand, b, None, NO_OPTIONS, shape)
     problem = _dispatch.problem_of(operand, b, out, PLAIN, types)
     times = _autotune.measure(
         operand, b, out, PLAIN, problem, device, most=MOST_CONFIGS, kernels=kernels

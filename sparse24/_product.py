@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _replay, _shared_plans
-from sparse24._dtypes import DType
-from sparse24._errors import DeviceError, DTypeError, ShapeError
+from sparse24 import _arrays, _dispatch, _foreign, _replay, _shared_plans
+from sparse24._errors import ShapeError
 from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Call, Epilogue
+from sparse24._promotion import promoted_integers
 from sparse24._records import Fused, Operand24
-from sparse24._target import Target, given, real_of, refuse_integers, result_name
+from sparse24._target import Result, given, real_of
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
@@ -37,7 +37,7 @@ def multiply(
     key = None if plans is None else _replay.signature(x, out, call, from_left=from_left)
     known = None if plans is None else _replay.find(plans, key, x)
     if known is not None:
-        return known(x, out) if call is NO_OPTIONS else _replay.again(known, x, out, call)
+        return known(x, out) if call is NO_OPTIONS else _replay.repeat(known, x, out, call)
     if key is None and _foreign.goes_by_view(x):
         return _multiply_view(a, x, out, call, plans, from_left=from_left)
     if from_left and out is None and _is_stack(x) and _treats_rows_alike(a, call):
@@ -72,7 +72,7 @@ def _anew(
         ready = _shared_plans.find(alike, a, x, out, call, from_left=from_left)
         if ready is not None:
             _replay.keep(plans, key, ready)
-            return _replay.again(ready, x, out, call)
+            return _replay.repeat(ready, x, out, call)
     with _foreign.stream_of(x):
         matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
@@ -81,7 +81,9 @@ def _anew(
     if plans is not None and key is not None and launched is not None and as_given:
         types = replace(laid.types, out=None)
         make_epilogue = EpilogueMaker(types, laid.dropped, *laid.shapes, *laid.vectors)
-        plan = _replay.remember(plans, key, launched, x, product, call, make_epilogue)
+        plan = _replay.remember(
+            plans, key, launched, x, product, call, make_epilogue, from_left=from_left
+        )
         _shared_plans.share(alike, plan, launched, make_epilogue)
     return product
 
@@ -139,7 +141,7 @@ def laid_out(a: Operand24, matrix, out, call: Call, *, from_left: bool) -> LaidO
         matrix, dropped = (matrix[None], -2) if from_left else (matrix[:, None], -1)
     left, right = (matrix, a) if from_left else (a, matrix)
     shape = (*batch_of(left, right), left.shape[-2], right.shape[-1])
-    types = Result.plan(a, matrix, out, call, shape)
+    types = Result.of(a, matrix, out, call, shape)
     target = types.allocate(dropped)
     vectors = vectors_of(a, types.name)
     epilogue = types.fitted(fuse(call, left.shape, right.shape, *vectors), dropped)
@@ -166,54 +168,9 @@ def taken(x, a: Operand24, call: Call, argument: str):
     return known, restore, known is array
 
 
-def promoted_integers(x, row: DType, named=None, *, argument: str):
-    """Integers and booleans converted to NumPy's common type with `row`; other arrays unchanged.
-
-    Unchanged are also ``uint8``, which may be the bits of fp8, and an array whose type is `named`.
-    Integers wider than int8 are refused beside an int8 matrix.
-    """
-    if named is not None or x.dtype.kind not in "biu" or x.dtype in (np.int8, np.uint8):
-        return x
-    of_numpy = row.logical.isbuiltin == 1  # NumPy knows no common type with ml_dtypes
-    if x.dtype == bool and not of_numpy:
-        return x.astype(np.int8)
-    if x.dtype != bool and row.name == "int8":
-        raise DTypeError(
-            f"{argument} must not hold integers wider than int8 with an int8 matrix, got dtype "
-            f"{x.dtype}; use .astype('int8') if its values fit, or .astype('float32')"
-        )
-    common = np.promote_types(row.logical if of_numpy else np.float32, x.dtype)
-    return x.astype(common) if common in _dtypes.LOGICAL else x
-
-
 def vectors_of(a: Operand24, result: str):
     """Array library, and element type, of the epilogue's vectors for this type of result."""
     return _arrays.namespace(a.elements), real_of(result)
-
-
-@dataclass(frozen=True)
-class Result(Target):
-    """Where a product goes, and in which types it is computed."""
-
-    row_a: DType  # types to which the operands are converted
-    row_b: DType
-
-    @classmethod
-    def plan(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
-        held = a.elements
-        here, there = _arrays.device_of(held), _arrays.device_of(other)
-        if here != there:
-            raise DeviceError(
-                f"one operand is on {here}, the other on {there}; move one with .to_device(...) or "
-                "cupy.asarray"
-            )
-        row_a, row_b = promote(
-            a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
-        )
-        name = row_a.result if call.dtype is None else result_name(call.dtype)
-        on_gpu = _arrays.is_cupy(held)
-        refuse_integers(row_a.name, name, on_gpu=on_gpu)
-        return cls(shape, name, given(out), on_gpu, row_a, row_b)
 
 
 @dataclass(frozen=True)
@@ -238,39 +195,17 @@ def _without(array, dropped: int | None):
     return array if dropped is None else array.squeeze(dropped)
 
 
-def promote(a: DType, b: DType) -> tuple[DType, DType]:
-    """The types to which the operands are converted; nothing is narrowed."""
-    if a is b or (a.is_float8 and b.is_float8):
-        return a, b
-    try:
-        common = np.promote_types(a.logical, b.logical)
-    except TypeError:
-        common = np.dtype(np.float32)  # fp8 with a 16-bit float: both fit
-    if common.itemsize == 1:  # int8 with fp8, which ml_dtypes calls wide enough
-        common = np.dtype(np.float32)
-    row = _dtypes.lookup(common, argument="the common dtype of the operands")
-    return row, row
-
-
-def result_of(row: DType, dtype: np.dtype, *, argument: str) -> str:
-    """The type of a product with a dense array of a type, which may be integers or booleans."""
-    if dtype == row.logical:
-        return row.result
-    other = promoted_integers(np.empty(0, dtype), row, argument=argument)
-    return promote(row, _arrays.logical_dtype(other, argument=argument))[0].result
-
-
 def check_inner(left: tuple, right: tuple) -> None:
     """Refuse shapes whose product does not exist."""
     k_left, k_right = left[-1], right[-2 if len(right) > 1 else 0]
     if k_left != k_right:
         raise ShapeError(
             f"matmul: shapes {tuple(left)} @ {tuple(right)} do not fit: inner dimensions "
-            f"{k_left} and {k_right} differ{_if_turned(left, right)}"
+            f"{k_left} and {k_right} differ{_if_transposed(left, right)}"
         )
 
 
-def _if_turned(left: tuple, right: tuple) -> str:
+def _if_transposed(left: tuple, right: tuple) -> str:
     """The way out where one of the operands, transposed, would fit."""
     if len(right) > 1 and right[-1] == left[-1]:
         return "; the second one fits transposed, as in x @ A.T"

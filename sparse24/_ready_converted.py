@@ -27,7 +27,7 @@ class ReadyConverted(ReadyProduct):
         As of `ReadyProduct`.
     make_epilogue : callable
         Makes it from a call and its `out`.
-    turned : bool
+    transposed : bool
         Whether the kernel computes the transposed product.
     """
 
@@ -35,15 +35,15 @@ class ReadyConverted(ReadyProduct):
 
     def __init__(
         self, launched: Launched, allocate: Callable[[], Any],
-        make_epilogue: Callable[[Call, Any], Fused], *, turned: bool,
+        make_epilogue: Callable[[Call, Any], Fused], *, transposed: bool,
         layout: MovedLayout | None = None,
     ):  # fmt: skip
         super().__init__(launched, allocate, layout)
         self.captured = False  # a graph would not keep the vectors
-        self._make_epilogue, self._turned = make_epilogue, turned
+        self._make_epilogue, self._transposed = make_epilogue, transposed
 
     def __call__(self, x: Any, out: Any, call: Call) -> Any:  # type: ignore[override]
         with _foreign.stream_of(x):  # in whose order the vectors are made, and freed
             epilogue = self._make_epilogue(call, out)
-            epilogue = epilogue.transposed() if self._turned else epilogue
+            epilogue = epilogue.transposed() if self._transposed else epilogue
             return self.launch(x, out, last=Last.of(_epilogue.params(epilogue)))

@@ -11,9 +11,8 @@ from sparse24 import _check
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
 from sparse24._options import Call
-from sparse24._records import PLAIN, Compressed24, Fused
+from sparse24._records import PLAIN, Compressed24, Fused, Multiply
 
-Multiply = Callable[[np.ndarray, np.ndarray, Fused], None]  # of matrices, b and out
 MakeEpilogue = Callable[[Call, np.ndarray | None], Fused]  # of a call, and of its `out`
 
 
@@ -28,7 +27,7 @@ class ReadyOnCpu:
         Another array that the result must not overlap.
     result : ndarray
         Of that call.
-    turned : bool
+    transposed : bool
         Whether `multiply` computes the transposed product.
     overlap : str
         The message of the error if it does.
@@ -38,11 +37,11 @@ class ReadyOnCpu:
 
     def __init__(
         self, multiply: Multiply, held: np.ndarray | None, result: np.ndarray,
-        *, turned: bool = False, overlap: str = OVERLAP.format("out"),
+        *, transposed: bool = False, overlap: str = OVERLAP.format("out"),
     ):  # fmt: skip
         self._multiply, self._held, self._overlap = multiply, held, overlap
         self._shape, self._dtype = result.shape, result.dtype
-        self._lay = as_matrices(vector=result.ndim == 1, turned=turned)
+        self._lay = as_matrices(vector=result.ndim == 1, transposed=transposed)
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         if out is not None:
@@ -80,10 +79,10 @@ class ReadyWithOptions(ReadyOnCpu):
 
     def __init__(
         self, multiply: Multiply, held: np.ndarray, result: np.ndarray,
-        make_epilogue: MakeEpilogue, *, turned: bool,
+        make_epilogue: MakeEpilogue, *, transposed: bool,
     ):  # fmt: skip
-        super().__init__(multiply, held, result, turned=turned)
-        self._make_epilogue, self._turned = make_epilogue, turned
+        super().__init__(multiply, held, result, transposed=transposed)
+        self._make_epilogue, self._transposed = make_epilogue, transposed
 
     def __call__(  # type: ignore[override]
         self, x: np.ndarray, out: np.ndarray | None, call: Call
@@ -95,26 +94,26 @@ class ReadyWithOptions(ReadyOnCpu):
             self._check_apart(out, x, self._overlap)
         if epilogue.aux is not None:
             self._check_apart(epilogue.aux, x, OVERLAP.format("aux"))
-        if self._turned and epilogue is not PLAIN:
+        if self._transposed and epilogue is not PLAIN:
             epilogue = epilogue.transposed()
         return self._fill(x, out, epilogue)
 
 
-def as_matrices(*, vector: bool, turned: bool) -> Callable[[Any, Any], tuple[Any, Any]] | None:
+def as_matrices(*, vector: bool, transposed: bool) -> Callable[[Any, Any], tuple[Any, Any]] | None:
     """What makes b and out of the operand and the result of a call; None where they are that."""
-    return _columns if vector else _transposed if turned else None
+    return _columns if vector else _transposes if transposed else None
 
 
 def _columns(x: Any, out: Any) -> tuple[Any, Any]:
     return x[:, None], out[:, None]
 
 
-def _transposed(x: Any, out: Any) -> tuple[Any, Any]:
+def _transposes(x: Any, out: Any) -> tuple[Any, Any]:
     return x.T, out.T
 
 
 def of_launched(
-    launched: Launched, result: np.ndarray, make_epilogue: MakeEpilogue | None, *, turned: bool
+    launched: Launched, result: np.ndarray, make_epilogue: MakeEpilogue | None, *, transposed: bool
 ) -> ReadyOnCpu:
     """What repeats a product of matrices, or of a matrix and a vector.
 
@@ -122,22 +121,22 @@ def of_launched(
     """
     held = launched.a.values if isinstance(launched.a, Compressed24) else launched.a
     if make_epilogue is None:
-        return ReadyOnCpu(again(launched), held, result, turned=turned)
-    return ReadyWithOptions(again(launched), held, result, make_epilogue, turned=turned)
+        return ReadyOnCpu(prepared(launched), held, result, transposed=transposed)
+    return ReadyWithOptions(prepared(launched), held, result, make_epilogue, transposed=transposed)
 
 
-def again(launched: Launched) -> Multiply:
+def prepared(launched: Launched) -> Multiply:
     """The product with what can be decided beforehand, else as it was launched."""
-    from sparse24.kernels import cpu, cpu_across, cpu_again, cpu_expanded
+    from sparse24.kernels import cpu, cpu_across, cpu_expanded, cpu_prepared
 
     launcher, a, found = launched.launcher, launched.a, None
     if launcher is cpu.add_rows:
         found = cpu_expanded.across(a, launched.b)
     elif launcher is cpu.dense_matmul:
-        found = cpu_again.dense(a, launched.b, launched.out)
+        found = cpu_prepared.dense(a, launched.b, launched.out)
     elif launcher.product is cpu.matmul and a.metadata is not None:
         found = cpu_expanded.along(a, launched.b)
-        found = found or cpu_again.sparse(a.values, a.metadata, launched.b, launched.out)
+        found = found or cpu_prepared.sparse(a.values, a.metadata, launched.b, launched.out)
     elif launcher.product is cpu.matmul_across and a.metadata is not None:
-        found = cpu_across.again(a.values, a.metadata, a.k, launched.b)
+        found = cpu_across.prepared(a.values, a.metadata, a.k, launched.b)
     return found or (lambda b, out, epilogue: launcher(a, b, out, epilogue))

@@ -5,6 +5,7 @@ The kernels know nothing of `Sparse24Array`; they take these.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,6 +181,8 @@ class Fused:
 
 
 PLAIN = Fused()
+
+Multiply = Callable[[Any, Any, Fused], None]  # a prepared product of matrices: b, out, epilogue
 
 
 @dataclass(frozen=True, slots=True)

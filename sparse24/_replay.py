@@ -102,7 +102,7 @@ def _place(address: int, placed: bool) -> int:
     return address if placed else address % _arrays.VECTOR
 
 
-def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) -> Any:
+def of_run(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) -> Any:
     """A prepared product that repeats a call in which ``run(*lay(x, result))`` multiplied.
 
     Parameters
@@ -125,7 +125,7 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
 
 def remember(
     plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call,
-    make_epilogue: Callable[[Call, Any], Fused],
+    make_epilogue: Callable[[Call, Any], Fused], *, from_left: bool,
 ) -> ReadyProduct | None:  # fmt: skip
     """Keep what a call launched for the next one of its signature, if that can be replayed.
 
@@ -135,18 +135,19 @@ def remember(
     if type(x) is np.ndarray:
         if x.ndim == result.ndim <= 2:
             make = None if call is NO_OPTIONS else make_epilogue
-            keep(plans, key, _ready_cpu.of_launched(launched, result, make, turned=key[0]))
+            keep(plans, key, _ready_cpu.of_launched(launched, result, make, transposed=from_left))
         return None
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
         if not _operands_are_the_callers(launched, x, result):
             return None
-        plan = of_launched(launched, allocate, call, make_epilogue, turned=key[0])
+        plan = of_launched(launched, allocate, call, make_epilogue, transposed=from_left)
         if plan is not None:
             keep(plans, key, plan)
         return plan
     if launched.epilogue is PLAIN and x.ndim == result.ndim <= 2:
-        keep(plans, key, of_arrays(_run(launched, vector=x.ndim == 1, turned=key[0]), result))
+        run = _run(launched, vector=x.ndim == 1, transposed=from_left)
+        keep(plans, key, of_arrays(run, result))
     return None
 
 
@@ -158,10 +159,10 @@ def of_arrays(run: Callable[[Any, Any], None], result: Any) -> ReadyArrays:
     return ReadyArrays(run, allocator(result), captured=False)
 
 
-def _run(launched: Launched, *, vector: bool, turned: bool) -> Callable[[Any, Any], None]:
+def _run(launched: Launched, *, vector: bool, transposed: bool) -> Callable[[Any, Any], None]:
     """``run(x, out)`` with what a call launched."""
     launcher, a = launched.launcher, launched.a  # not the operands of the call
-    lay = _ready_cpu.as_matrices(vector=vector, turned=turned)
+    lay = _ready_cpu.as_matrices(vector=vector, transposed=transposed)
 
     def run(x: Any, out: Any) -> None:
         launcher(a, *(lay(x, out) if lay else (x, out)), PLAIN)
@@ -171,7 +172,7 @@ def _run(launched: Launched, *, vector: bool, turned: bool) -> Callable[[Any, An
 
 def of_launched(
     launched: Launched, allocate: Callable[[], Any], call: Call,
-    make_epilogue: Callable[[Call, Any], Fused], *, turned: bool,
+    make_epilogue: Callable[[Call, Any], Fused], *, transposed: bool,
     layout: MovedLayout | None = None,
 ) -> ReadyProduct | None:  # fmt: skip
     """What repeats a single launch on the caller's operands; `layout` as of `ReadyProduct`.
@@ -183,21 +184,12 @@ def of_launched(
         return ReadyProduct(launched, allocate, layout)
     if not _are_the_callers((epilogue.c, epilogue.aux), call):
         return None
-    return ReadyConverted(launched, allocate, make_epilogue, turned=turned, layout=layout)
+    return ReadyConverted(launched, allocate, make_epilogue, transposed=transposed, layout=layout)
 
 
-def again(plan: Any, x: Any, out: Any, call: Call) -> Any:
+def repeat(plan: Any, x: Any, out: Any, call: Call) -> Any:
     """Repeat a call with options, which are part of the plan unless it reads them again."""
     return plan(x, out, call) if plan.reads_options else plan(x, out)
-
-
-def capturing(x: Any) -> bool:
-    """Whether a graph is captured from the stream in which work on `x` goes."""
-    if _arrays.is_torch(x):
-        import torch
-
-        return x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return _arrays.is_capturing()
 
 
 def keep(plans: dict, key: tuple, plan: Any) -> None:
@@ -210,7 +202,7 @@ def keep(plans: dict, key: tuple, plan: Any) -> None:
 def find(plans: dict, key: tuple | None, x: Any) -> Any:
     """The prepared product of a call; None if it is unknown, or a captured graph cannot hold it."""
     plan = None if key is None else plans.get(key)
-    return plan if plan is None or plan.captured or not capturing(x) else None
+    return plan if plan is None or plan.captured or not _arrays.captures_work_on(x) else None
 
 
 def _operands_are_the_callers(launched: Launched, x: Any, result: Any) -> bool:

@@ -16,8 +16,9 @@ from sparse24 import _foreign, _replay
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
 from sparse24._options import NO_OPTIONS, Call
-from sparse24._ready import ReadyProduct, View
+from sparse24._ready import ReadyProduct
 from sparse24._records import PLAIN, Compressed24, Fused, Operand24
+from sparse24._views import View
 
 MOST = 512
 
@@ -67,7 +68,7 @@ def find(
     launched = shared.launched._replace(a=_record(a, from_left), epilogue=epilogue)
     return _replay.of_launched(
         launched, shared.allocate, call, shared.make_epilogue,
-        turned=from_left, layout=shared.layout,
+        transposed=from_left, layout=shared.layout,
     )  # fmt: skip
 
 

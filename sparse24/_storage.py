@@ -161,20 +161,21 @@ def raise_excess(
         fault, way_out = "keeps more than 2 elements", "keep at most 2, as sparse24.mask(x) does"
     if argument == "like":
         way_out = f"its groups run along the other axis: pass axis={-3 - axis}"
+    place = place_of_group(first, shape, _spec.GROUP, axis)
     raise PatternError(
-        f"{argument}[{_place(first, shape, axis)}] {fault}, the first of {count} such "
-        f"groups{within}; {way_out}"
+        f"{argument}[{place}] {fault}, the first of {count} such groups{within}; {way_out}"
     )
 
 
-def _place(group: int, shape: tuple[int, ...], axis: int) -> str:
-    """Where a group is, by its number, as an index of the array."""
-    index = list(np.unravel_index(group, (*shape[:-1], _spec.groups(shape[-1]))))
-    start = _spec.GROUP * int(index[-1])
-    places = [str(int(i)) for i in index[:-1]]
-    places.append(f"{start}:{min(start + _spec.GROUP, shape[-1])}")
-    if axis == -2:
-        places[-1], places[-2] = places[-2], places[-1]
+def place_of_group(number: int, shape: tuple[int, ...], size: int, axis: int) -> str:
+    """Where a group of `size` elements is, as an index of the array whose groups run along `axis`.
+
+    Groups are numbered in the order of `shape`, that of the array with the axis moved to the end.
+    """
+    *place, group = map(int, np.unravel_index(number, (*shape[:-1], -(-shape[-1] // size))))
+    span = f"{size * group}:{min(size * (group + 1), shape[-1])}"
+    places = [str(i) for i in place]
+    places.insert(axis % len(shape), span)
     return ", ".join(places)
 
 

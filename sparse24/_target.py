@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _devices, _dtypes, _foreign
-from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from sparse24._records import Fused
+from sparse24._dtypes import DType
+from sparse24._errors import (
+    ArgumentError,
+    DeviceError,
+    DTypeError,
+    ShapeError,
+    UnsupportedError,
+)
+from sparse24._options import Call
+from sparse24._promotion import promote
+from sparse24._records import Fused, Operand24
 
 
 @dataclass(frozen=True)
@@ -83,12 +92,51 @@ class Target:
         return array[..., None] if dropped == -1 else array[..., None, :]
 
 
+@dataclass(frozen=True)
+class Result(Target):
+    """Where a product goes, and in which types it is computed."""
+
+    row_a: DType  # types to which the operands are converted
+    row_b: DType
+
+    @classmethod
+    def of(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
+        """That of a product with `other`, a dense array; refuses operands on two devices."""
+        held = a.elements
+        here, there = _arrays.device_of(held), _arrays.device_of(other)
+        if here != there:
+            raise DeviceError(
+                f"one operand is on {here}, the other on {there}; move one with .to_device(...) or "
+                "cupy.asarray"
+            )
+        row_a, row_b = promote(
+            a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
+        )
+        name = row_a.result if call.dtype is None else result_name(call.dtype)
+        on_gpu = _arrays.is_cupy(held)
+        refuse_integers(row_a.name, name, on_gpu=on_gpu)
+        return cls(shape, name, given(out), on_gpu, row_a, row_b)
+
+
 def given(out):
     """The caller's `out` as a NumPy or CuPy array; None if there is none."""
     if out is None:
         return None
     _check.is_array(out, argument="out")
     return _foreign.take(out, argument="out")[0]
+
+
+def check_out(out, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
+    """Refuse an `out` that cannot take a product of this shape and type, made on a device."""
+    if _arrays.device_of(out) != device:
+        raise DeviceError(
+            f"out is on {_arrays.device_of(out)}, the product on {device}; "
+            "pass an array on the device of the operands"
+        )
+    _check.same_shape(out.shape, shape, argument="out", other="the product")
+    if out.dtype != dtype:
+        raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
+    _check.writable(out, argument="out")
 
 
 def real_of(result: str) -> type[np.floating]:

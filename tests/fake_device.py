@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _ready, _replay
+from sparse24 import _arrays, _dtypes, _foreign, _ready
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import finish as hybrid_finish
@@ -117,7 +117,7 @@ class Device:
             lambda x, **how: (x, _foreign.identity) if isinstance(x, Array) else take(x, **how),
         )
         put(_ready, "current_stream", lambda: self.stream)
-        put(_replay, "capturing", lambda x: self.capturing)
+        put(_arrays, "captures_work_on", lambda x: self.capturing)
         put(_arrays, "is_capturing", lambda: self.capturing)
         put(hybrid_choice, "predictions", lambda h, n, copied=None: dict(self.times))
         put(hybrid_dispatch, "layout", lambda h, path: SimpleNamespace(rows=None))

@@ -13,9 +13,8 @@ from sparse24 import _arrays, _devices, _foreign, _replay
 from sparse24._errors import DeviceError
 from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Epilogue
-from sparse24._product import Result
 from sparse24._records import Compressed24, Operand24
-from sparse24._target import Target
+from sparse24._target import Result, Target
 
 
 @pytest.fixture(autouse=True)
@@ -92,10 +91,10 @@ def test_arrays_of_another_device_are_refused():
     A = s24.random((8, 16), rng=0)
     record = Compressed24(array(A.values), None, array(A.packed), (8, 16), A._dtype)
     a = Operand24(record, None, None, (8, 16), A._dtype)
-    assert Result.plan(a, here, None, NO_OPTIONS, (8, 4)).on_gpu
+    assert Result.of(a, here, None, NO_OPTIONS, (8, 4)).on_gpu
     message = r"one operand is on cuda:0, the other on cuda:1; move one with \.to_device"
     with pytest.raises(DeviceError, match=message):
-        Result.plan(a, there, None, NO_OPTIONS, (8, 4))
+        Result.of(a, there, None, NO_OPTIONS, (8, 4))
     target = Target((8, 4), "float32", array(np.zeros((8, 4), np.float32), 1), on_gpu=True)
     with pytest.raises(DeviceError, match="out is on cuda:1, the operands are not"):
         target.allocate(None)

@@ -261,7 +261,7 @@ def test_messages(rng):
     with pytest.raises(ShapeError, match=r"k = 64.*got \(63, 2\)"):
         h @ np.ones((63, 2), np.float32)
     x = np.ones((64, 2), np.float32)
-    with pytest.raises(ShapeError, match="out must have shape"):
+    with pytest.raises(ShapeError, match="out must have the shape of the product"):
         h.matmul(x, out=np.empty((2, 2), np.float32))
     with pytest.raises(DTypeError, match="out must have dtype float32, got float64"):
         h.matmul(x, out=np.empty((64, 2)))

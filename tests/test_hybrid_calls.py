@@ -83,7 +83,7 @@ def test_sums_of_16_bits_are_those_of_a_float32_copy_that_is_remembered(device, 
         assert_same(s24.matmul(x.T, h.T, dtype="int32"), np.full((3, 8), 80000))
     assert len(device.ran) == 2
     assert "as float32" in h._prepared
-    with pytest.raises(DeviceError, match="b must be on cuda:0, where the matrix is"):
+    with pytest.raises(DeviceError, match="b is on cpu, the sparse array on cuda:0; move one"):
         s24.matmul(h, np.ones((16, 3), np.float16), dtype="int32")
     assert len(device.ran) == 2
     s24.matmul(h, x, alpha=0.5)  # of its own type, by its own kernels
@@ -126,7 +126,7 @@ def test_out_is_written_and_may_not_overlap(rng, weight, device, algorithm):
             with pytest.raises(ArgumentError, match="shares memory"):
                 h.matmul(b, out=out, algorithm=algorithm)
         assert len(device.ran) == planned
-    with pytest.raises(ShapeError, match="out must have shape"):
+    with pytest.raises(ShapeError, match="out must have the shape of the product"):
         h.matmul(array(whole(rng, K, 5)), out=array(np.zeros((M, 4), np.float16)))
 
 
@@ -143,9 +143,9 @@ def test_an_operand_on_another_device_is_refused_still(rng, weight, device):
     h, x = s24.hybrid(weight), whole(rng, 5, K)
     for _ in range(2):
         assert_same(array(x) @ h.T, x @ weight.T)
-        with pytest.raises(DeviceError, match=r"x must be on cuda:0.* got cuda:1"):
+        with pytest.raises(DeviceError, match="x is on cuda:1, the sparse array on cuda:0"):
             array(x, number=1) @ h.T
-        with pytest.raises(DeviceError, match=r"b must be on cuda:0.* got cuda:1"):
+        with pytest.raises(DeviceError, match="b is on cuda:1, the sparse array on cuda:0"):
             h @ array(x.T.copy(), number=1)
 
 

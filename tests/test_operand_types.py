@@ -11,6 +11,7 @@ import pytest
 import sparse24 as s24
 from sparse24 import _dtypes, _finish, _foreign, _other_formats, _product, functional
 from sparse24._options import NO_OPTIONS
+from sparse24._target import Result
 from sparse24.formats.windows import Windows24
 from sparse24.kernels import cpu, reference
 
@@ -61,7 +62,7 @@ def test_whole_results_of_float64_are_refused_on_a_gpu(monkeypatch, own, name):
     monkeypatch.setattr(_product._arrays, "device_of", lambda x: "cuda:0")
     message = f"products of float64 have no {name} result on a GPU; leave dtype out and round"
     with pytest.raises(s24.UnsupportedError, match=message):
-        _product.Result.plan(a._operand, x, None, NO_OPTIONS._replace(dtype=name), (8, 2))
+        Result.of(a._operand, x, None, NO_OPTIONS._replace(dtype=name), (8, 2))
 
 
 @pytest.mark.parametrize("given", ["int16", "uint16", "int64", "uint64"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from split_cases import prepared, split_product
 
 import sparse24 as s24
-from sparse24 import _dispatch
+from sparse24 import _batch_axes
 from sparse24._arrays import to_numpy
 from sparse24.kernels import pieces, reference
 
@@ -62,7 +62,7 @@ def test_batch_axes_that_are_only_viewed_share_what_is_derived():
     x = np.zeros((2, 3, 8, 16), np.float32)
     operand = s24.compress(x)._operand
     for batch, shape in (((2, 3), (6, 8, 16)), ((4, 2, 3), (24, 8, 16))):
-        flat = _dispatch._batch_of(operand, batch).rows
+        flat = _batch_axes.operand(operand, batch).rows
         assert flat.shape == shape
         assert (flat.derived is operand.rows.derived) == (batch == (2, 3))
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sparse24 import _arrays, _foreign, _moved_layout, _ready
-from sparse24._ready import Ready, ReadyInTurn, View
+from sparse24._ready import Ready, ReadyInTurn
+from sparse24._views import View
 from sparse24.kernels import block_sums
 
 

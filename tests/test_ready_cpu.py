@@ -24,7 +24,7 @@ from ready_cases import (
 import sparse24 as s24
 from sparse24 import _dtypes, _replay
 from sparse24._errors import ArgumentError
-from sparse24.kernels import cpu_again
+from sparse24.kernels import cpu_prepared
 
 
 @pytest.mark.parametrize("name", _dtypes.NAMES)
@@ -274,7 +274,7 @@ def test_no_array_of_a_call_is_kept(rng):
 
 
 def test_much_room_is_not_kept():
-    few, many = (cpu_again.ColumnsRoom((k, 1), k, np.dtype(np.float32)) for k in (64, 1 << 16))
+    few, many = (cpu_prepared.ColumnsRoom((k, 1), k, np.dtype(np.float32)) for k in (64, 1 << 16))
     for columns in (few, many):
         columns.give(columns.take())
     assert (len(few._free), len(many._free)) == (1, 0)

@@ -32,7 +32,7 @@ def seen(monkeypatch):
     put(_shared_plans, "_known", {})
     put(_arrays, "is_cupy", lambda x: isinstance(x, fake_device.Array))
     put("sparse24._devices.is_elsewhere", lambda x: False)
-    put(_replay, "capturing", lambda x: False)
+    put(_arrays, "captures_work_on", lambda x: False)
     put(ready, "current_stream", lambda: 7)
     put("sparse24._foreign.make_current", lambda: None)
     put(_arrays, "cupy_module", lambda: SimpleNamespace(empty=lambda s, t: array(np.zeros(s, t))))
@@ -77,7 +77,7 @@ def planned(a, x, call=NO_OPTIONS, make_epilogue=None, *, from_left=False):
     epilogue = PLAIN if make_epilogue is None else make_epilogue(call, None)
     epilogue = epilogue.transposed() if from_left else epilogue
     launched = Launched(Kernel(), a.rows, x, result, epilogue)
-    plan = _replay.remember({}, (from_left,), launched, x, result, call, make_epilogue)
+    plan = _replay.remember({}, key, launched, x, result, call, make_epilogue, from_left=from_left)
     _shared_plans.share(key, plan, launched, make_epilogue)
     return key
 
@@ -154,7 +154,7 @@ def test_vectors_are_those_of_the_call(seen, copies, from_left):
     assert plan.captured != copies
     for value in (1, 2):
         second.epilogue.bias.fill(value)
-        _replay.again(plan, x, array(np.zeros((8, 4), np.float32)), second)
+        _replay.repeat(plan, x, array(np.zeros((8, 4), np.float32)), second)
         bias = read[-1] if copies else second.epilogue.bias
         assert (bias == value).all()
         assert seen[-1][1] == _epilogue.params(Fused(row_bias=bias)).tobytes()

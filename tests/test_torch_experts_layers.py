@@ -13,7 +13,7 @@ from test_torch_experts import COUNTS, looped, offsets_of  # noqa: E402
 from torch_cases import CLOSE, gradients, packings  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
-from sparse24 import _replay  # noqa: E402
+from sparse24 import _arrays  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError  # noqa: E402
@@ -221,7 +221,7 @@ def test_any_mask_multiplies_densely(device, gradient, decay):
     assert_follows(layer, x, offsets)
     layer.set_mask(None)
     assert layer._way == "weight"
-    with pytest.raises(ShapeError, match=r"mask must have the weight's shape, \(5, 16, 32\)"):
+    with pytest.raises(ShapeError, match=r"mask must have the shape of weight, \(5, 16, 32\)"):
         layer.set_mask(mask[0])
     with pytest.raises(DTypeError, match=r"mask must be a torch\.Tensor, got list"):
         layer.set_mask([True])
@@ -275,12 +275,12 @@ def test_negated_views_and_inference_mode():
 
 def test_a_graph_packs_at_its_replays_what_is_not_kept(monkeypatch):
     layer, x, offsets = layer_and_input()
-    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: True)
     assert_follows(layer, x, offsets, packs=1)
     assert layer._packed is None
     monkeypatch.undo()
     assert_follows(layer, x, offsets, packs=1)
-    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: True)
     assert_follows(layer, x, offsets, packs=0)
     assert [memory[0] for memory in layer._captured] == [layer._packed.weight]
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("compiles_anew")
 def test_what_a_graph_runs_in_its_memory_is_not_kept(monkeypatch):
     x = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0))
     name = "torch._inductor.cudagraph_trees"
-    monkeypatch.setattr(torch_compiled._replay, "capturing", lambda x: False)
+    monkeypatch.setattr(torch_compiled._arrays, "captures_work_on", lambda x: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
     manager = SimpleNamespace(stream="current")
     container = SimpleNamespace(tree_manager=manager)
@@ -39,7 +39,7 @@ def test_what_a_graph_runs_in_its_memory_is_not_kept(monkeypatch):
     assert torch_compiled._for_a_graph(x)
     container.tree_manager = None
     assert not torch_compiled._for_a_graph(x)
-    monkeypatch.setattr(torch_compiled._replay, "capturing", lambda x: True)
+    monkeypatch.setattr(torch_compiled._arrays, "captures_work_on", lambda x: True)
     assert torch_compiled._for_a_graph(x)
     assert not torch_compiled._for_a_graph(torch.ones(1))
 

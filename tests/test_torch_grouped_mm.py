@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from test_torch_experts import COUNTS, FLOATS, assert_near, looped, offsets_of  # noqa: E402
 
-from sparse24 import _replay  # noqa: E402
+from sparse24 import _arrays  # noqa: E402
 from sparse24._errors import UnsupportedError  # noqa: E402
 from sparse24._torch import grouped_mm as torch_grouped_mm  # noqa: E402
 
@@ -68,7 +68,7 @@ def test_which_operands_torch_multiplies_in_one_launch(monkeypatch):
     offsets = torch.zeros(4, dtype=torch.int32)
     monkeypatch.setattr(torch_grouped_mm, "_grouped", print)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(_replay, "capturing", lambda x: False)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: False)
     chosen = torch_grouped_mm.in_one_launch
     assert chosen(fits, fits, offsets)
     for other in (
@@ -79,9 +79,9 @@ def test_which_operands_torch_multiplies_in_one_launch(monkeypatch):
     assert not chosen(fits, SimpleNamespace(**{**vars(fits), "shape": (4, 12)}), offsets)
     assert not chosen(fits, fits, torch.zeros(1))
     assert not chosen(fits, fits, torch.zeros(1025))
-    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: True)
     assert not chosen(fits, fits, offsets)  # on the host
-    monkeypatch.setattr(_replay, "capturing", lambda x: False)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     assert not chosen(fits, fits, offsets)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -118,7 +118,7 @@ def test_a_graph_of_products_one_by_one_wants_offsets_on_the_host(monkeypatch):
     class There:
         is_cuda = True
 
-    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: True)
     with pytest.raises(UnsupportedError, match=r"expert by expert.*a list or a tensor on the CPU"):
         next(torch_grouped_mm.experts_with_tokens(torch.ones(3, 8), There()))
     monkeypatch.undo()

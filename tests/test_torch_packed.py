@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE  # noqa: E402
 
-from sparse24 import _arrays, _replay  # noqa: E402
+from sparse24 import _arrays  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
     DeviceError,
@@ -286,7 +286,7 @@ def test_streams_are_told_to_wait_once_they_are_others(monkeypatch):
 
 def test_what_a_graph_captures_stays(monkeypatch):
     layer, x = used_once()
-    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: True)
     with torch.no_grad():
         layer(x), layer(x)
     assert [memory[0] for memory in layer._captured] == [layer._packed.weight]

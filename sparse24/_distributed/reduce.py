@@ -109,7 +109,7 @@ def _summed(old: Operand24, comm: Communicator) -> Operand24:
     summed = Compressed24(values, stored.metadata, stored.packed, stored.shape, old.dtype)
     if old.rows is None:
         return Operand24(None, summed, _dense(old, summed, swap=True), old.shape, old.dtype)
-    columns = None if old.columns is None else _turned(summed, old.columns)
+    columns = None if old.columns is None else _transposed(summed, old.columns)
     return Operand24(summed, columns, _dense(old, summed, swap=False), old.shape, old.dtype)
 
 
@@ -121,7 +121,7 @@ def _dense(old: Operand24, summed: Compressed24, *, swap: bool):
     return dense.swapaxes(-1, -2) if swap else dense
 
 
-def _turned(summed: Compressed24, columns: Compressed24) -> Compressed24:
+def _transposed(summed: Compressed24, columns: Compressed24) -> Compressed24:
     """The sums in the order of the other orientation."""
     dense = _storage.decompress(summed).swapaxes(-1, -2)
     if _arrays.is_cupy(dense):

@@ -22,6 +22,7 @@ from sparse24._grouped import host as grouped_host
 from sparse24._grouped import offsets as grouped_offsets
 from sparse24._options import Call
 from sparse24._records import EXPERTS, Compressed24, Fused, Operand24, Problem
+from sparse24._target import Result
 from sparse24.kernels import grouped
 from sparse24.kernels.launch import current_stream
 
@@ -39,8 +40,8 @@ class Grouped(NamedTuple):
     gated: bool  # the activation of the first half of the rows multiplies the other
 
 
-def fill(product: Grouped, call: Call, types, plans: dict) -> Callable[..., Any] | None:
-    """Compute a product; `types` is its `_product.Result`, `plans` those of the experts.
+def fill(product: Grouped, call: Call, types: Result, plans: dict) -> Callable[..., Any] | None:
+    """Compute a product; `types` are its types, `plans` those of the experts.
 
     Returns ``bind(b, out, stream, offsets)``, which makes the same launch for arrays of the same
     layouts, where the kernel has multiplied the arrays of `product` themselves.
@@ -68,7 +69,7 @@ def fill(product: Grouped, call: Call, types, plans: dict) -> Callable[..., Any]
     return None
 
 
-def explained(product: Grouped, call: Call, types) -> tuple[str, str]:
+def explained(product: Grouped, call: Call, types: Result) -> tuple[str, str]:
     """The kernel that `fill` runs, and why."""
     if 0 in product.out.shape or not product.a.shape[0]:
         return "none", "the result has no elements, so nothing runs"
@@ -92,7 +93,7 @@ def explained(product: Grouped, call: Call, types) -> tuple[str, str]:
 _EACH = "each expert that has tokens has a product of its own"
 
 
-def _kernel_of(product: Grouped, types) -> tuple[str, str | None]:
+def _kernel_of(product: Grouped, types: Result) -> tuple[str, str | None]:
     """The kernel that takes the product, or the last one that refuses, and why."""
     problem = problem_of(product, types)
     for name in KERNELS:
@@ -118,7 +119,7 @@ def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> Non
         )
 
 
-def problem_of(product: Grouped, types) -> Problem:
+def problem_of(product: Grouped, types: Result) -> Problem:
     """The description of a product on the GPU, as it is behind all copies."""
     (experts, _, k), (m, tokens) = product.a.shape, product.out.shape
     return Problem(
@@ -128,7 +129,7 @@ def problem_of(product: Grouped, types) -> Problem:
     )  # fmt: skip
 
 
-def _by_kernel(kernel, product: Grouped, call: Call, types) -> Callable[..., Any] | None:
+def _by_kernel(kernel, product: Grouped, call: Call, types: Result) -> Callable[..., Any] | None:
     """All experts in one launch."""
     out = product.out
     rows = _dispatch.cast_operand(product.a, types.row_a).rows
@@ -153,12 +154,14 @@ def _same(used: Grouped, given: Grouped) -> bool:
     return all(x is y for x, y in zip(used, given, strict=True))
 
 
-def _binder(kernel, rows: Compressed24, product: Grouped, call: Call, types) -> Callable[..., Any]:
+def _binder(
+    kernel, rows: Compressed24, product: Grouped, call: Call, types: Result
+) -> Callable[..., Any]:
     of, params = _types_of(product, call, types), grouped.params_of(product.epilogue)
     return lambda b, out, stream, offsets: kernel.bind(rows, b, out, of, offsets, params)
 
 
-def _types_of(product: Grouped, call: Call, types) -> grouped.Types:
+def _types_of(product: Grouped, call: Call, types: Result) -> grouped.Types:
     return grouped.types_of(
         types.row_a.name, types.row_b.name, types.name, product.offsets.dtype.name,
         product.epilogue, gated=product.gated, fast_accumulation=call.fast_accumulation,
@@ -176,14 +179,14 @@ def _in_vectors(x) -> bool:
     return step == x.itemsize and pitch > 0 and (x.data.ptr | pitch) % _arrays.VECTOR == 0
 
 
-def _one_by_one(product: Grouped, call: Call, types, multiply: Callable[..., Any]) -> None:
+def _one_by_one(product: Grouped, call: Call, types: Result, multiply: Callable[..., Any]) -> None:
     """One product for each expert that has tokens.
 
     `multiply` takes what `_dispatch.fill` does, behind the number of the expert and with a function
     that makes its matrix.
     """
 
-    def each(out, epilogue: Fused, types) -> None:
+    def each(out, epilogue: Fused, types: Result) -> None:
         for i in np.flatnonzero(np.diff(product.offsets)).tolist():
             tokens = slice(product.offsets[i], product.offsets[i + 1])
             a, of_expert = functools.partial(_expert, product.a, i), _of_expert(epilogue, i, tokens)

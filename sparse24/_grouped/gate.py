@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from sparse24 import _arrays, _finish
 from sparse24._records import PLAIN, Fused
-from sparse24._target import real_of
+from sparse24._target import Result, real_of
 
 
-def fill(multiply: Callable[..., None], out, epilogue: Fused, types) -> None:
+def fill(multiply: Callable[..., None], out, epilogue: Fused, types: Result) -> None:
     """``out = activation(y[:m]) * y[m:]``, where y is the product with the rest of the epilogue.
 
     The gate is applied to the tokens of all experts at once: for an expert with a few of them its

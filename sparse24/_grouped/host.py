@@ -6,13 +6,13 @@ An expert with a few tokens takes less time than planning its product.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from sparse24 import _dispatch, _ready_cpu, _tuning_cache
 from sparse24._options import Call
-from sparse24._records import Fused, Operand24
+from sparse24._records import Fused, Multiply, Operand24
+from sparse24._target import Result
 
 MOST_PREPARED = 4096  # of a stack: as many experts and numbers of tokens
 
@@ -21,11 +21,11 @@ class Prepared:
     """Products of the experts of a stack, by number and layout of the tokens."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple, _ready_cpu.Multiply] = {}
+        self._known: dict[tuple, Multiply] = {}
 
     def fill(
         self, number: int, a: Callable[[], Operand24], b: np.ndarray, out: np.ndarray,
-        epilogue: Fused, call: Call, types: Any,
+        epilogue: Fused, call: Call, types: Result,
     ) -> None:  # fmt: skip
         """`_dispatch.fill` for the expert of a number, whose matrix `a` makes."""
         kinds = b.dtype, types.row_a.name, types.row_b.name, types.name
@@ -38,4 +38,4 @@ class Prepared:
         if launched is not None:
             if len(self._known) >= MOST_PREPARED:
                 self._known.clear()
-            self._known[key] = _ready_cpu.again(launched)
+            self._known[key] = _ready_cpu.prepared(launched)

@@ -6,7 +6,7 @@ import copy
 from itertools import pairwise
 from typing import Any
 
-from sparse24._ready import View
+from sparse24._views import View
 from sparse24.kernels.dense import BoundDense, Gemm
 
 

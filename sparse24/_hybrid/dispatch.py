@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparse24 import _arrays, _dtypes, _foreign, _memory_order, _product
-from sparse24._errors import DeviceError, UnsupportedError
+from sparse24._errors import UnsupportedError
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.choice import STRIPS, Ran, choose, kind_of
 from sparse24._hybrid.dense import DenseStack, flat_views
@@ -22,14 +22,6 @@ from sparse24.kernels.dense import BoundDense
 
 def result_dtype(dtype: _dtypes.DType) -> np.dtype:
     return _dtypes.numpy_dtype(dtype.result)
-
-
-def same_device(device: str, b, argument: str) -> None:
-    if _arrays.device_of(b) != device:
-        raise DeviceError(
-            f"{argument} must be on {device}, where the matrix is, got {_arrays.device_of(b)}; "
-            "move one of them, for example with H.to_device(...)"
-        )
 
 
 def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):

@@ -10,9 +10,10 @@ import numpy as np
 
 from sparse24 import _arrays, _finish, _replay
 from sparse24._options import Call
-from sparse24._ready import ReadyInTurn, View, allocator, bound
+from sparse24._ready import ReadyInTurn, allocator, bound
 from sparse24._records import Fused
 from sparse24._target import Target
+from sparse24._views import View
 from sparse24.kernels import dense, loader
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch
@@ -20,7 +21,7 @@ from sparse24.kernels.launch import Launch
 VECTORS = ("row_scale", "column_scale", "row_bias", "column_bias")
 
 
-def ready(
+def prepared(
     first: Callable[..., Any], product: Any, array: Any, result: Any, call: Call, k: int
 ) -> ReadyInTurn | None:
     """What repeats a layer's product and its epilogue; None where no kernel can do that alone.

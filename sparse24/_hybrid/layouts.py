@@ -291,6 +291,6 @@ _LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 
 def stored_tiles(h) -> float:
-    """Tiles that are not empty, turned or not; counted at the first need, which waits."""
+    """Tiles that are not empty, transposed or not; counted at the first need, which waits."""
     kinds = lambda h: _arrays.to_numpy(h._tiles.kinds)  # noqa: E731
     return _known(h, "stored tiles", lambda h: float(np.count_nonzero(kinds(h))))

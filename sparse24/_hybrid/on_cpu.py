@@ -123,5 +123,5 @@ def remember(
     if rows and b.ndim == 2:
         _replay.keep(h._plans, key, _ReadyRows(bound, product))
         return
-    again = ReadyOnCpu(lambda b, out, _: bound(b, out), None, product, overlap=OVERLAP)
-    _replay.keep(h._plans, key, again)
+    prepared = ReadyOnCpu(lambda b, out, _: bound(b, out), None, product, overlap=OVERLAP)
+    _replay.keep(h._plans, key, prepared)

@@ -25,6 +25,7 @@ FROM_MEMORY = 256  # columns up to which products are bound by reading the matri
 LEAST_SECONDS = 1e-6  # of a sample, whatever is taken off
 MOST_COPIES = 7  # of a layout, which push one another out of the L2 cache,
 ROTATE_BYTES = 160 << 20  # and no more bytes of them
+ROUNDS = 5  # of which the median counts
 REPEATS = 4  # of the calls of a sample, timed as one
 FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
 SUSTAINED = 0.03  # seconds after which a chip has slowed down as far as it will
@@ -209,7 +210,7 @@ def _compile(cupy, samples: Sequence[_Sample]) -> None:
         list(pool.map(run, [one for one in samples if one.captured]))
 
 
-def _time(cupy, sample: _Sample, rounds: int = 5) -> float:
+def _time(cupy, sample: _Sample) -> float:
     """Median seconds of a call, the calls as one graph where they can be captured.
 
     Those that cannot are queued behind other work, so that the GPU does not wait for their
@@ -236,7 +237,7 @@ def _time(cupy, sample: _Sample, rounds: int = 5) -> float:
         if time.perf_counter() - begin >= sample.warm:
             break
     times = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         if not sample.captured:
             for _ in calls:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
-
-from sparse24 import _arrays, _replay
+from sparse24 import _arrays
 from sparse24._moved_layout import laying_out
 
 
@@ -49,35 +46,3 @@ def by_rows(x) -> bool:
 def room_for(out):
     """An array like `out` whose rows are contiguous."""
     return _arrays.empty_rows(_arrays.namespace(out), out.shape, out.dtype)
-
-
-class _Memory:
-    """What only captured graphs still use."""
-
-    def __init__(self):
-        self.pieces: list[Any] = []
-
-    @property
-    def nbytes(self) -> int:
-        return sum(piece.mem.size for piece in self.pieces)
-
-
-@contextlib.contextmanager
-def kept_for_graphs(h, x):
-    """Where a graph is captured, keep what is allocated in this context with the matrix `h`.
-
-    The graph reads the matrix too, so it must not outlive it.  A graph that torch captures
-    has a pool of its own.
-    """
-    if not (_arrays.is_cupy(x) and _replay.capturing(x)):
-        yield
-        return
-    cuda, pieces = _arrays.cupy_module().cuda, h.prepared("memory of graphs", _Memory).pieces
-    usual = cuda.get_allocator()
-
-    def allocate(size: int):
-        pieces.append(usual(size))
-        return pieces[-1]
-
-    with cuda.using_allocator(allocate):
-        yield

@@ -18,6 +18,7 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._jax import splits
 from sparse24._jax.arrays import at, back, home, view
 from sparse24._jax.calls import Work, is_traced, traced
+from sparse24._promotion import promote
 from sparse24.formats.base import SparseArray
 
 
@@ -272,7 +273,7 @@ def common(x: Any, weight: Any) -> str:
         _dtypes.lookup(operand.dtype, argument=f"{argument}.dtype")
         for argument, operand in (("weight", weight), ("x", x))
     )
-    return _product.promote(*rows)[0].result
+    return promote(*rows)[0].result
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -131,9 +131,8 @@ def step(
     state = observe(state, weights=weights, gradients=gradients)
     masks, memory, updated = dict(state.masks), dict(state.memory), dict(state.updated)
     events: list[Update] = []
-    due = {number for number in range(len(state.groups)) if state.due(number)}
     for number, (recipe, names) in enumerate(state.groups):
-        if state.frozen or number not in due:
+        if state.frozen or not state.due(number):
             continue
         shapes = {name: state.shapes[name] for name in names}
         sparsity = recipe.schedule.sparsity(state.step)

@@ -91,6 +91,13 @@ def check_device(x: Tensor, **others: Tensor | None) -> None:
             )
 
 
+def check_mask(mask: Tensor, weight: Tensor) -> None:
+    """Refuse a mask that is not of booleans in the shape of the weight."""
+    _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
+    if mask.dtype != torch.bool:
+        raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+
+
 def check_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor | None:
@@ -141,9 +148,7 @@ def check_experts(
             )
     if mask is not None:
         check_tensor(mask, "mask")
-        _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
-        if mask.dtype != torch.bool:
-            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+        check_mask(mask, weight)
     check_device(x, weight=weight, bias=bias, mask=mask)
     return _offsets(offsets, weight.shape[0], x)
 

@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import Tensor
 
-from sparse24 import _replay
+from sparse24 import _arrays
 from sparse24._torch import ops
 from sparse24._torch.kept import found_or_packed
 from sparse24._torch.operators import meaning_for_tracing, operator
@@ -87,7 +87,7 @@ def _for_a_graph(x: Tensor) -> bool:
     """Whether a CUDA graph is captured, whose replays do not ask what has changed, or will be."""
     if not x.is_cuda:
         return False
-    return _replay.capturing(x) or _in_graph_trees(x)
+    return _arrays.captures_work_on(x) or _in_graph_trees(x)
 
 
 def _in_graph_trees(x: Tensor) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _replay
+from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 from sparse24._grouped_matmul import grouped_linear as packed_grouped_linear
 from sparse24._torch import ops
@@ -217,7 +217,7 @@ class SparseExperts(PrunedLayer):
             return self._by_packing(x, offsets, dtype)
         packed = kept(self, x, dtype)
         if packed is None:
-            if _replay.capturing(x):
+            if _arrays.captures_work_on(x):
                 return self._by_packing(x, offsets, dtype)  # so that a graph does at its replays
             self._packed = packed = found_or_packed(self._origin(), dtype)
             packed.await_on_stream_of(x)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse24 import _replay
+from sparse24 import _arrays
 from sparse24._errors import UnsupportedError
 from sparse24._grouped import offsets as grouped_offsets
 
@@ -31,7 +31,7 @@ def in_one_launch(a: Tensor, b: Tensor, offsets: Tensor) -> bool:
         return False
     if torch.cuda.get_device_capability(a.device)[0] != HOPPER:
         return False
-    if not offsets.is_cuda and _replay.capturing(a):
+    if not offsets.is_cuda and _arrays.captures_work_on(a):
         return False  # a graph cannot hold a copy from the host
     whole = a.shape[-1] % ALIGNED == b.shape[-1] % ALIGNED == 0
     return whole and 1 < len(offsets) <= MOST_EXPERTS + 1 and a.numel() > 0 < b.numel()
@@ -91,7 +91,7 @@ def experts_with_tokens(x: Tensor, offsets: Tensor) -> Iterator[tuple[int, slice
     """Their numbers, and which rows of x belong to each; offsets come to the host."""
     if offsets.is_cuda and not len(x):
         return
-    if offsets.is_cuda and _replay.capturing(x):
+    if offsets.is_cuda and _arrays.captures_work_on(x):
         raise UnsupportedError(
             "this grouped product runs expert by expert, for which offsets are copied to the host, "
             "and the capture of a CUDA graph cannot wait for that; pass offsets as a list or a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _replay
+from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 from sparse24._schedule.gradients import soft_threshold_scale
 from sparse24._torch import ops
@@ -233,9 +233,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         if self._way == "weight" and not learns:
             return self._inference(x)
         samples = self.training and self.rule.samples and self._way == "weight"
-        clock = (
-            torch_samples.tick(self._clock) if samples else None
-        )  # its backward may run at any time
+        clock = torch_samples.tick(self._clock) if samples else None  # backward may run late
         return linear(
             x, self._origin().latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
@@ -256,7 +254,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         check_linear(x, self.weight, self.bias)
         refuse_transforms(x, self.weight, self.bias)
         if packed is None:
-            if _replay.capturing(x):
+            if _arrays.captures_work_on(x):
                 return self._followed(x)  # what a graph packs is there at its replays only
             self._packed = packed = found_or_packed(self._origin(), dtype)
             packed.await_on_stream_of(x)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check
-from sparse24._errors import ArgumentError, DTypeError
+from sparse24._errors import ArgumentError
 from sparse24._torch.autograd import ActivationLinear, WeightLinear, through_mask
-from sparse24._torch.check import check_linear
+from sparse24._torch.check import check_linear, check_mask
 from sparse24._torch.transforms import differentiable, refuse_tangents
 from sparse24._train_rule import Rule, checked_rule, constant
 
@@ -166,9 +166,7 @@ def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     """``weight * mask`` with the rule's gradient; any mask."""
     if mask is None:
         return weight
-    _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
-    if mask.dtype != torch.bool:
-        raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+    check_mask(mask, weight)
     if rule.decay:
         refuse_tangents(weight, rule.decay)
         return _Decayed.apply(weight, mask, rule.straight, constant(rule.decay))

@@ -23,8 +23,8 @@ from sparse24 import (
 )
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._options import Call
-from sparse24._product import Result
 from sparse24._records import PLAIN, Compressed24, Fused
+from sparse24._target import Result
 from sparse24._torch import repack as torch_repack
 from sparse24._torch import replay as torch_replay
 from sparse24._torch.operators import meaning_for_tracing, operator
@@ -106,7 +106,7 @@ def product(
         b = b.T if left else b
         call = Call(other_dtype=dtype_of(dense))
         shape = (a.shape[0], b.shape[1])
-        result = Result.plan(a, b, None, call, shape[::-1] if left else shape)
+        result = Result.of(a, b, None, call, shape[::-1] if left else shape)
         out = result.allocate(None)
         launched = _dispatch.fill(a, b, out.T if left else out, epilogue, call, result)
         product = _foreign.to_torch(out)

@@ -66,7 +66,7 @@ def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
     packed = layer._packed  # once: another thread may drop it
     if packed is None or not packed.is_of(_tensors(layer), dtype):
         return None
-    if not _replay.capturing(x):
+    if not _arrays.captures_work_on(x):
         packed.await_on_stream_of(x)
     elif all(weight is not packed.weight for weight, _ in layer._captured):
         layer._captured.append((packed.weight, packed.tensors))
@@ -106,7 +106,7 @@ class Packed:
             self._made.record(torch.cuda.current_stream(tensors[0].device))
         epilogue = None if bias is None else Epilogue(bias=bias)
         self._call = NO_OPTIONS if bias is None else NO_OPTIONS._replace(epilogue=epilogue)
-        self._again: dict[tuple, Any] = {}  # without the address of the bias, which does not change
+        self._plans: dict[tuple, Any] = {}  # without the address of the bias, which does not change
 
     @classmethod
     def of(cls, origin: Origin, dtype: torch.dtype | None) -> Packed:
@@ -141,7 +141,7 @@ class Packed:
     def known(self, x: Tensor) -> Any:
         """The prepared product ``x @ weight.T + bias`` for tensors like x (..., k), if any."""
         key = _layout(x)
-        plan = _replay.find(self._again, key, x)
+        plan = _replay.find(self._plans, key, x)
         return self._as_others(key) if plan is None and key is not None else plan
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class Packed:
             whole = _replay.signature(x, None, self._call, from_left=True)
             plan = turned._plans.get(whole)
             if plan is not None:
-                _replay.keep(self._again, key, plan)
+                _replay.keep(self._plans, key, plan)
                 self._let_others_take(key, plan)
         return y
 
@@ -167,7 +167,7 @@ class Packed:
         if shared is None:
             return None
         plan = Ready(*shared, own=self._addresses, last=self._last)
-        _replay.keep(self._again, key, plan)
+        _replay.keep(self._plans, key, plan)
         return plan
 
     def _let_others_take(self, key: tuple, plan: Any) -> None:

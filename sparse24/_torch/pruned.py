@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check
-from sparse24._errors import DTypeError, ShapeError, UnsupportedError
+from sparse24._errors import DTypeError, UnsupportedError
 from sparse24._torch import state as torch_state
+from sparse24._torch.check import check_mask
 from sparse24._torch.kept import forget
 from sparse24._torch.packed import Packed
 from sparse24._torch.ways import WAYS, has_elements, version_of, way_of
@@ -73,13 +74,8 @@ class PrunedLayer(torch.nn.Module):
                 f"mask must be whole, as each process keeps all of it, got a "
                 f"{type(mask).__name__}; pass mask.full_tensor()"
             )
-        if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
-            raise ShapeError(
-                f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
-                f"got {tuple(mask.shape)}"
-            )
-        if mask is not None and mask.dtype != torch.bool:
-            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+        if mask is not None:
+            check_mask(mask, self.weight)
         if mask is None or self.mask is None:
             with torch.inference_mode(False):  # else the layer could not learn with it
                 place = torch_state.mask_device(self.weight)

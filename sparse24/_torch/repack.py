@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from sparse24 import _spec
-from sparse24._ready import View
 from sparse24._torch.parts import dtype_of, empty_parts
 from sparse24._torch.replay import Launches, launch_of, layout, view
+from sparse24._views import View
 from sparse24.kernels import compress, decompress, like, sample
 from sparse24.kernels import transposable as squares
 from sparse24.kernels.call import KernelCall

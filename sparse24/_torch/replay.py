@@ -18,8 +18,9 @@ from torch import Tensor
 from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
-from sparse24._ready import View, product_by_address
+from sparse24._ready import product_by_address
 from sparse24._records import Fused
+from sparse24._views import View
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.call import KernelCall
 from sparse24.kernels.launch import Launch, Launcher

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from sparse24 import _foreign, _replay
+from sparse24 import _arrays, _foreign
 from sparse24._errors import UnsupportedError
 from sparse24._schedule.gradients import compress_mvue_24, mvue_key
 from sparse24._torch import repack as torch_repack
@@ -49,7 +49,7 @@ def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
 
 
 def _refuse_capture(x: Tensor) -> None:
-    if _replay.capturing(x):
+    if _arrays.captures_work_on(x):
         raise UnsupportedError(
             "sampled gradients cannot be captured into a CUDA graph, which would draw the same "
             "samples at every replay; capture a step with gradient='ste' or '24dense', or run this "

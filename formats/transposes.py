@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Turned:
+class KeptTranspose:
     """A format whose transpose is a view of the same arrays, made at the first need and kept.
 
     The view refers back weakly.  Two strong references would be a cycle, and memory of a GPU would
@@ -16,18 +16,18 @@ class Turned:
 
     __slots__ = ()
 
-    _turned: Any  # the transposed view, a weak reference to the array that it is of, or None
+    _transpose: Any  # the transposed view, a weak reference to the array that it is of, or None
 
-    def _other_way(self) -> Any:
+    def _known_transpose(self) -> Any:
         """The transposed view, or the array whose view this is; None if there is none."""
-        turned = self._turned
-        return turned() if type(turned) is weakref.ref else turned
+        transposed = self._transpose
+        return transposed() if type(transposed) is weakref.ref else transposed
 
-    def _turn(self, make: Callable[[], Any]) -> Any:
+    def _kept_transpose(self, make: Callable[[], Any]) -> Any:
         """The same, made by `make` if there is none."""
-        turned = self._other_way()
-        if turned is None:
-            turned = make()
-            object.__setattr__(turned, "_turned", weakref.ref(self))
-            object.__setattr__(self, "_turned", turned)
-        return turned
+        transposed = self._known_transpose()
+        if transposed is None:
+            transposed = make()
+            object.__setattr__(transposed, "_transpose", weakref.ref(self))
+            object.__setattr__(self, "_transpose", transposed)
+        return transposed

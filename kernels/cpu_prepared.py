@@ -1,4 +1,4 @@
-"""Repeated CPU products: operands with the types and layouts of an earlier call.
+"""CPU products prepared for operands with the types and layouts of an earlier call.
 
 What types and layouts decide is kept from the first call.  To check it again, and to find aligned
 room for the columns of b, would take three times as long as the product of 384 x 384 and one
@@ -7,14 +7,13 @@ column.  The elements are read at every call, since those of A may have changed 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sparse24 import _arrays
 from sparse24._dtypes import DType
-from sparse24._records import PLAIN, Fused
+from sparse24._records import PLAIN, Fused, Multiply
 from sparse24.kernels._numba import WAKING
 from sparse24.kernels._simd import lanes_of_dots
 from sparse24.kernels.cpu_decode import decoded
@@ -28,8 +27,6 @@ from sparse24.kernels.cpu_few import (
 from sparse24.kernels.cpu_matmul import dense_matmul, few_columns, multiply, work_type
 from sparse24.kernels.cpu_operand import Operand, columns_room
 from sparse24.kernels.cpu_panels import Panels
-
-Again = Callable[[np.ndarray, np.ndarray, Fused], None]  # of b (k, n) and out (m, n)
 
 # Bytes of room for columns that a product keeps, of each of the 256 calls that an array remembers.
 # 16 columns of 384 float32 take 24 KB.
@@ -94,7 +91,7 @@ class _Few:
             store(sums, out)
 
 
-def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again | None:
+def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Multiply | None:
     """What repeats the product of a 2:4 matrix, with any epilogue.
 
     Parameters
@@ -107,7 +104,7 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again 
     Returns
     -------
     callable or None
-        ``again(b, out, epilogue)``; None where `cpu_matmul.matmul` has to look at the operands
+        ``product(b, out, epilogue)``; None where `cpu_matmul.matmul` has to look at the operands
         each time.
     """
     (m, n), stored = out.shape, values.shape[-1]
@@ -125,22 +122,22 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again 
         return lambda b, out, epilogue: multiply(a, b, b_dtype, out, epilogue, multiply_few)
     panels, decodes = Panels(a, n), b.dtype != a.work
 
-    def again(b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
+    def product(b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
         panels(decoded(b, b_dtype, a.work) if decodes else b, out, epilogue)
 
-    return again
+    return product
 
 
-def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Again | None:
+def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Multiply | None:
     """The same of a dense matrix, where BLAS takes both operands and the result."""
     work = a.dtype
     if work not in (np.float32, np.float64) or not (b.dtype == out.dtype == work):
         return None
 
-    def again(b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
+    def product(b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
         if epilogue is PLAIN and out.flags.forc and out.flags.aligned:
             np.matmul(a, b, out=out)
         else:
             dense_matmul(a, b, out, epilogue)
 
-    return again
+    return product

@@ -1,0 +1,78 @@
+"""The batch axes of a product as kernels take them: one, or none where a matrix serves all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from sparse24 import _arrays
+from sparse24._records import Compressed24, Fused, Operand24
+
+
+def flatten(a: Operand24, b, out, epilogue: Fused, batch: tuple[int, ...]):
+    """The operands, result and epilogue with at most one batch axis, of those of the result.
+
+    An operand with a single matrix loses its axes.
+    """
+    if not batch:
+        return a, b, out, epilogue
+    if len(a.shape) > 2:
+        a = operand(a, batch)
+    b = _dense(b, batch)
+    one = math.prod(batch) == 1  # then no operand has a batch axis, and the result none either
+    out = out.reshape(out.shape[-2:] if one else (-1, *out.shape[-2:]))
+    c, aux = (_dense(x, batch) for x in (epilogue.c, epilogue.aux))
+    if c is not epilogue.c or aux is not epilogue.aux:
+        epilogue = dataclasses.replace(epilogue, c=c, aux=aux)
+    return a, b, out, epilogue
+
+
+def operand(a: Operand24, batch: tuple[int, ...]) -> Operand24:
+    """A sparse operand (..., m, k) with one batch axis, or none if one matrix serves all."""
+    own = a.shape[:-2]
+    lead = () if math.prod(own) == 1 else (math.prod(batch),)
+    rows, columns = (_record(record, own, batch) for record in (a.rows, a.columns))
+    return Operand24(rows, columns, _dense(a.dense, batch), (*lead, *a.shape[-2:]), a.dtype)
+
+
+def _record(
+    record: Compressed24 | None, own: tuple[int, ...], batch: tuple[int, ...]
+) -> Compressed24 | None:
+    """The same of a record, whose batch axes are `own`."""
+    if record is None:
+        return None
+    single = math.prod(own) == 1
+
+    def flat(x: Any, core: int) -> Any:
+        if x is None:
+            return None
+        return x.reshape(x.shape[-core:]) if single else _spread(x, batch, core)
+
+    values, metadata, packed = (
+        flat(x, core) for x, core in ((record.values, 2), (record.metadata, 2), (record.packed, 3))
+    )
+    lead = () if single else (math.prod(batch),)
+    if single or own == batch:
+        return record.viewed(values, metadata, packed, lead)
+    return Compressed24(values, metadata, packed, (*lead, *record.shape[-2:]), record.dtype)
+
+
+def _spread(x: Any, batch: tuple[int, ...], core: int) -> Any:
+    """(..., core) as (prod(batch), core); a broadcast copies, with rows 16-byte aligned."""
+    if x.shape[:-core] != batch:
+        copy = _arrays.empty_rows(_arrays.namespace(x), (*batch, *x.shape[-core:]), x.dtype)
+        copy[...] = x
+        x = copy
+    return x.reshape(math.prod(batch), *x.shape[-core:])
+
+
+def _dense(x: Any, batch: tuple[int, ...]) -> Any:
+    """(..., r, c) as (r, c) if it serves the whole batch, else as (prod(batch), r, c)."""
+    if x is None or x.ndim == 2:
+        return x
+    if math.prod(x.shape[:-2]) == 1:
+        return x.reshape(x.shape[-2:])
+    xp = _arrays.namespace(x)
+    full = x if x.shape[:-2] == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
+    return full.reshape(math.prod(batch), *x.shape[-2:])
