@@ -36,7 +36,7 @@ def _known_dtypes(named) -> tuple[np.dtype, ...]:
 
 
 def _capturing(x) -> bool:
-    return _arrays.is_cupy(x) and _arrays.is_capturing()
+    return (_arrays.is_cupy(x) or _arrays.is_torch(x)) and _arrays.captures_work_on(x)
 
 
 def product(a, b, a_dtype, out, call: Call):
