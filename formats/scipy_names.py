@@ -1,4 +1,7 @@
-"""What sparse arrays have by the names of SciPy's: conversions to its formats, its operators."""
+"""What sparse arrays have by the names of SciPy's: conversions to its formats, its operators.
+
+Names of CuPy's and torch's that they have not lead to what they have instead.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,16 @@ ONLY_OF_SCIPY = frozenset((
     "imag", "indices", "indptr", "log1p", "maximum", "minimum", "nonzero", "power", "real",
     "reshape", "sign", "sqrt", "tobsr", "todia", "todok", "tolil", "trace",
 ))  # fmt: skip
+
+# Attributes of CuPy's and torch's arrays, and what stands in their place here.
+OF_OTHERS = {
+    "get": '.to_device("cpu")', "cpu": '.to_device("cpu")', "cuda": '.to_device("cuda")',
+    "to": ".to_device(device) or .astype(dtype)",
+    "half": '.astype("float16")', "bfloat16": '.astype("bfloat16")',
+    "float": '.astype("float32")', "double": '.astype("float64")',
+    "to_dense": ".toarray()", "numpy": ".toarray()", "t": ".T",
+    "flatten": ".toarray().flatten", "ravel": ".toarray().ravel", "tolist": ".toarray().tolist",
+}  # fmt: skip
 
 
 class ScipyNames:
@@ -92,7 +105,8 @@ class ScipyNames:
     if not TYPE_CHECKING:  # which knows all attributes, and would take any name for one
 
         def __getattr__(self, name: str):
-            if name not in ONLY_OF_SCIPY:
+            way = f".tocsr().{name}" if name in ONLY_OF_SCIPY else OF_OTHERS.get(name)
+            if way is None:
                 return object.__getattribute__(self, name)  # which raises as it did before
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{text}; use .tocsr().{name}", name=name, obj=self)
+            raise AttributeError(f"{text}; use {way}", name=name, obj=self)

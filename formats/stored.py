@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,10 +116,21 @@ def _unpack_shards(file: _shards.ShardedFile, device: str) -> dict[str, Any]:
                 f"{shard.path} holds an array that was saved alone, without a name of its own, so "
                 "it cannot be a shard; load it by itself"
             )
-        for name in arrays.keys() & loaded.keys():  # such as dense in one, compressed in another
-            raise FormatError(f"{shard.path}, array {name!r}: another shard holds it, too")
+        refuse_twice(shard.path, arrays, loaded)
         loaded |= arrays
     return loaded
+
+
+def refuse_twice(path: Path, names: Iterable[str], others: Collection[str]) -> None:
+    """Refuse arrays of a shard that others hold, such as dense in one, compressed in another."""
+    for name in names:
+        if name in others:
+            raise FormatError(f"{path}, array {name!r}: another shard holds it, too")
+
+
+def by_name(loaded: Any) -> dict[str, Any]:
+    """What `unpack` gives as a dict, also where it is an array that was saved alone."""
+    return loaded if isinstance(loaded, dict) else {_SINGLE: loaded}
 
 
 def read_parts(file: _raw_files.ArrayFile, name: str, entry: Any) -> AnyParts:

@@ -149,7 +149,7 @@ def why_no_cuda() -> str:
         import cupy  # noqa: F401
     except ImportError:
         return f"sparse24 finds no CUDA device without CuPy; {_INSTALL_CUPY}"
-    return "CuPy finds no CUDA device"
+    return "CuPy finds no CUDA device; nvidia-smi shows whether the driver has one"
 
 
 def device_of(x: Any) -> str:

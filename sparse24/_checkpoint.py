@@ -70,7 +70,7 @@ class Selection:
             if one.header.get("arrays"):
                 raise ArgumentError(
                     f"{one.path} is compressed already; name the dense file that it was made "
-                    "from, or save the .toarray() of each of its matrices in Python"
+                    "from, or make one of it: python -m sparse24 convert IN OUT --dense"
                 )
         rule = self
         if isinstance(file, _raw_files.NpyFile):

@@ -87,7 +87,7 @@ def _add_demo(commands) -> None:
         help=f"{ANY_FILE} (default: the MiniLM encoder, fetched by pip)",
     )  # fmt: skip
     _add_device(demo)
-    demo.add_argument("--tokens", type=_positive, default=1024,
+    demo.add_argument("--tokens", metavar="N", type=_positive, default=1024,
                       help="tokens that each matrix multiplies (default: %(default)s)")  # fmt: skip
     demo.set_defaults(run=_commands.demo)
 
@@ -130,7 +130,8 @@ def _add_convert(commands) -> None:
                          "with --axis -2 (e, k, m)")  # fmt: skip
     convert.add_argument("--dense", action="store_true",
                          help="write the pruned matrices as plain arrays, zeros included, for "
-                         "other programs")  # fmt: skip
+                         "other programs; of an IN that is compressed already, all of "
+                         "them")  # fmt: skip
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(run=_commands.convert)
 
@@ -159,7 +160,8 @@ def _add_advise(commands) -> None:
         "an H200 if there is no GPU.",
     )
     advise.add_argument("file", metavar="FILE", type=_path, help=ANY_FILE)
-    advise.add_argument("--tokens", type=_positive, nargs="+", default=[1, 16, 128, 1024, 4096],
+    advise.add_argument("--tokens", metavar="N", type=_positive, nargs="+",
+                        default=[1, 16, 128, 1024, 4096],
                         help="token counts (default: 1 16 128 1024 4096)")  # fmt: skip
     advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES,
                         help="element type of the products (default: %(default)s)")  # fmt: skip

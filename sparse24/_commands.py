@@ -15,11 +15,19 @@ from sparse24 import (
     _checkpoint,
     _convert_checkpoint,
     _convert_targets,
+    _expand_checkpoint,
     _packed_checkpoint,
     _raw_files,
 )
 from sparse24._errors import ArgumentError
 from sparse24._table import count, share, sides, size, table
+
+# Options of `convert` that choose what is pruned, and how; with their defaults.
+_OF_PRUNING = {
+    "pattern": (2, 4), "axis": -1, "method": "magnitude", "calibration": None, "report": None,
+    "include": "", "exclude": _checkpoint.DEFAULT_EXCLUDE,
+    "min_size": _checkpoint.DEFAULT_MIN_SIZE, "stacks": False,
+}  # fmt: skip
 
 
 def info(options) -> int:
@@ -112,6 +120,9 @@ def convert(options) -> int:
             "--no-prune compresses what obeys the pattern already, so it takes neither --method "
             "nor --dense; drop one of them"
         )
+    file = _packed_checkpoint.open_checkpoint(options.source)
+    if options.dense and _expand_checkpoint.is_compressed(file):
+        return _expand(options, file)
     calibration = _calibration(options)
     if options.report is not None:
         given = _convert_targets.paths_of(calibration) if calibration is not None else []
@@ -131,7 +142,6 @@ def convert(options) -> int:
         _convert_checkpoint.write_report(options.report, record)
     if not options.quiet:
         _print_report(record)
-        file = _packed_checkpoint.open_checkpoint(options.source)
         unfit = len(record["unfit"])
         if unfit:
             n, m = options.pattern
@@ -141,6 +151,19 @@ def convert(options) -> int:
         stacks = len(replace(selection, stacks=True).eligible(file)) - done
         if stacks:
             print(_of_stacks(stacks, "left dense", "--stacks", options.axis))
+    return 0
+
+
+def _expand(options, file: _raw_files.ArrayFile) -> int:
+    for option, default in _OF_PRUNING.items():
+        if getattr(options, option) != default:
+            raise ArgumentError(
+                f"{options.source} is compressed already, and --dense makes all of it dense again "
+                f"without pruning; drop --{option.replace('_', '-')}"
+            )
+    record = _expand_checkpoint.expand(file, options.target, progress=not options.quiet)
+    if not options.quiet:
+        _print_totals(record)
     return 0
 
 
@@ -174,10 +197,14 @@ def _print_report(record: dict) -> None:
         ]
         for row in record["layers"]
     ]  # fmt: skip
+    print(table(header, rows), end="\n\n")
+    _print_totals(record)
+
+
+def _print_totals(record: dict) -> None:
     totals = record["totals"]
-    print(table(header, rows))
     print(
-        f"\n{count(totals['matrices'], 'matrix', 'matrices')}: {size(totals['bytes_before'])} -> "
+        f"{count(totals['matrices'], 'matrix', 'matrices')}: {size(totals['bytes_before'])} -> "
         f"{size(totals['bytes_after'])}; file: {size(totals['file_before'])} -> "
         f"{size(totals['file_after'])}; {count(len(record['unchanged']), 'array')} unchanged"
     )

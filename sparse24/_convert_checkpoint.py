@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -64,12 +64,7 @@ def convert(
     )
     with progress_bar(None, len(names), shown=progress) as bar:
         job = _Job(file, outputs, names, recipe, dense, bar)
-        if file.index is not None:
-            _write_shards(file, Path(target), job)
-        else:
-            raw, header = job.run(file)
-            job.check_fitting()
-            _raw_writers.write(target, raw, header, file.texts)
+        write_all(file, Path(target), job)
     return {**_report(file, job.rows, recipe, Path(target), outputs), "unfit": sorted(job.unfit)}
 
 
@@ -104,7 +99,7 @@ class _Job:
         self.rows.append({**row, "bytes_after": row["bytes_before"]} if self.dense else row)
         return layer.array.toarray() if self.dense else layer.array
 
-    def check_fitting(self) -> None:
+    def check(self) -> None:
         """Refuse what only a look at all matrices could tell, before any file is in place."""
         if not self.recipe.fitting:
             return
@@ -119,7 +114,27 @@ class _Job:
         _convert_targets.check_arrays(self.whole, self.outputs[0], names)
 
 
-def _write_shards(file: _raw_files.ArrayFile, folder: Path, job: _Job) -> None:
+class Job(Protocol):
+    """What is written of each file of a checkpoint."""
+
+    def run(self, file: _raw_files.ArrayFile) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The arrays of a file, as they are stored, and their header."""
+
+    def check(self) -> None:
+        """Called once all files are read, before any that is written is in place."""
+
+
+def write_all(file: _raw_files.ArrayFile, target: Path, job: Job) -> None:
+    """Write what a job makes of a file, or of each shard; it appears when all of it is whole."""
+    if file.index is not None:
+        _write_shards(file, target, job)
+        return
+    raw, header = job.run(file)
+    job.check()
+    _raw_writers.write(target, raw, header, file.texts)
+
+
+def _write_shards(file: _raw_files.ArrayFile, folder: Path, job: Job) -> None:
     index, entries = file.path.name, file.index or {}
     weight_map: dict[str, str] = {}
     total = 0
@@ -130,7 +145,7 @@ def _write_shards(file: _raw_files.ArrayFile, folder: Path, job: _Job) -> None:
             weight_map |= dict.fromkeys(raw, shard.path.name)
             total += sum(array.nbytes for array in raw.values())
             del raw  # before the next shard is read
-        job.check_fitting()
+        job.check()
         metadata = {**entries.get("metadata", {}), "total_size": total}
         text = json.dumps({**entries, "metadata": metadata, "weight_map": weight_map}, indent=2)
         with _whole_files.replacing(fresh[index]) as whole:
@@ -184,9 +199,16 @@ def _report(
             "matrices": len(rows),
             "bytes_before": sum(row["bytes_before"] for row in rows),
             "bytes_after": sum(row["bytes_after"] for row in rows),
-            "file_before": sum(path.stat().st_size for path in _convert_targets.paths_of(file)),
-            "file_after": sum(path.stat().st_size for path in outputs),
+            **file_sizes(file, outputs),
         },
+    }
+
+
+def file_sizes(file: _raw_files.ArrayFile, outputs: list[Path]) -> dict[str, int]:
+    """How many bytes the files of a conversion take."""
+    return {
+        "file_before": sum(path.stat().st_size for path in _convert_targets.paths_of(file)),
+        "file_after": sum(path.stat().st_size for path in outputs),
     }
 
 

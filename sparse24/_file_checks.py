@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import tokenize
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ import numpy as np
 
 from sparse24._errors import FormatError
 
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # suffixes of torch's checkpoints
+AS_SAFETENSORS = (
+    "save its tensors with safetensors.torch.save_file, or a model of transformers with "
+    "model.save_pretrained(folder, safe_serialization=True)"
+)
 NPY_KINDS = "biufcSUmM"  # numbers, text and times: what is no object, nor raw bytes
+_PACKED = (".gz", ".bz2")
 Spec = tuple[tuple[int, ...], np.dtype]  # of an array
 # What NumPy raises of a damaged npy header, which it reads as text of Python.
 _NPY_ERRORS = (
@@ -22,7 +29,19 @@ _NPY_ERRORS = (
 
 
 def damaged(path: Path, what: object) -> FormatError:
-    return FormatError(f"{path} cannot be read: {what}; fetch or save the file again")
+    otherwise = way_to_read(path) or "fetch or save the file again"
+    return FormatError(f"{path} cannot be read: {what}; {otherwise}")
+
+
+def way_to_read(path: str | os.PathLike) -> str | None:
+    """What to do with a file that by its name is of another kind; it may be packed: a.mtx.gz."""
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in _PACKED]
+    last = suffixes[-1] if suffixes else ""
+    if last in (".mtx", ".smtx"):
+        return f"read it in Python, with sparse24.families.read_{last[1:]}"
+    if last in PICKLES:
+        return f"pickles, which may run any program, are never read; {AS_SAFETENSORS}"
+    return None
 
 
 def npy_array(file: Any, path: Path, name: str, stored: Spec, dtype: np.dtype) -> np.ndarray:

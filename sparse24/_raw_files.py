@@ -21,14 +21,9 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, FormatError
-from sparse24._file_checks import bytes_of, damaged, native, npy_array, npy_spec
+from sparse24._file_checks import bytes_of, damaged, native, npy_array, npy_spec, way_to_read
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # suffixes of torch's checkpoints
-AS_SAFETENSORS = (
-    "save its tensors with safetensors.torch.save_file, or a model of transformers with "
-    "model.save_pretrained(folder, safe_serialization=True)"
-)
 HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
 
 SAFETENSORS_TYPES = {
@@ -56,19 +51,10 @@ def suffix_of(path: str | os.PathLike) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ArgumentError(
-            f"path must end in {', '.join(SUFFIXES)}, got {str(path)!r}; {_way_out(path)}"
+            f"path must end in {', '.join(SUFFIXES)}, got {str(path)!r}; "
+            f"{way_to_read(path) or 'save its arrays in one of these formats first'}"
         )
     return suffix
-
-
-def _way_out(path: str | os.PathLike) -> str:
-    """What to do with a file of another kind, which may be packed, as a.mtx.gz is."""
-    for kind in ("mtx", "smtx"):
-        if f".{kind}" in Path(path).name.lower():
-            return f"read it in Python, with sparse24.families.read_{kind}"
-    if Path(path).suffix.lower() in PICKLES:
-        return f"pickles, which may run any program, are never read; {AS_SAFETENSORS}"
-    return "save its arrays in one of these formats first"
 
 
 def open_arrays(path: str | os.PathLike) -> ArrayFile:

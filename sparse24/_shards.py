@@ -16,8 +16,8 @@ import numpy as np
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, FormatError
-from sparse24._file_checks import damaged
-from sparse24._raw_files import AS_SAFETENSORS, PICKLES, ArrayFile, SafetensorsFile
+from sparse24._file_checks import AS_SAFETENSORS, PICKLES, damaged
+from sparse24._raw_files import ArrayFile, SafetensorsFile
 
 # A variant of a model has a name of its own: model.safetensors.index.fp16.json.
 _INDEX, _INDEX_OF_PICKLES = "*.safetensors.index*.json", "*.bin.index*.json"

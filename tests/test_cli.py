@@ -131,6 +131,7 @@ def test_a_named_gpu_that_is_not_there_is_an_error(checkpoint, capsys, monkeypat
     error = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cuda", code=1)
     assert "finds no CUDA device" in error
     assert "see python -m sparse24 info" in error
+    assert "nvidia-smi" in error or "pip install" in error  # with CuPy, or without
 
 
 def test_bench_prints_a_row_for_each_shape(capsys):

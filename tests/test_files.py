@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import zipfile
 
 import numpy as np
@@ -196,6 +197,23 @@ def test_an_npy_file_is_no_npz_file(name, tmp_path):
         np.save(file, np.ones((2, 2)))
     with pytest.raises(s24.FormatError, match=r"is an npy file, not npz; load it with numpy\.load"):
         s24.load_npz(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("west0479.mtx", "read it in Python, with sparse24.families.read_mtx"),
+        ("west0479.mtx.gz", "read it in Python, with sparse24.families.read_mtx"),
+        ("w.smtx", "read it in Python, with sparse24.families.read_smtx"),
+        ("model.pt", "pickles, which may run any program, are never read"),
+        ("w.dat", "fetch or save the file again"),
+        ("w.mtx.dat", "fetch or save the file again"),
+    ],
+)
+def test_a_file_of_another_kind_names_who_reads_it(suffix, name, words, tmp_path):
+    (tmp_path / name).write_text("%%MatrixMarket matrix coordinate real general\n")
+    with pytest.raises(s24.FormatError, match=f"cannot be read: .*; {re.escape(words)}"):
+        FORMATS[suffix][1](tmp_path / name)
 
 
 @pytest.mark.filterwarnings("ignore:Reading .* required additional header parsing")

@@ -130,6 +130,18 @@ def test_all_names_can_be_had_without_frameworks():
     assert "pip install 'sparse24[torch]'" in done.stdout
 
 
+def test_the_documentation_of_layers_is_built_without_frameworks():
+    pytest.importorskip("sphinx")
+    script = """
+from sphinx.ext.autodoc.mock import mock
+with mock(["torch", "jax"]):
+    import sparse24.jax, sparse24.torch
+    print(sparse24.torch.SparseLinear.__doc__.split()[0])
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip(), done.stderr
+
+
 def test_a_star_import_leaves_the_frameworks_their_names():
     assert not {"torch", "jax"} & set(sparse24.__all__)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import scipy.sparse
 
 import sparse24 as s24
-from sparse24.formats.scipy_names import ONLY_OF_SCIPY
+from sparse24.formats.scipy_names import OF_OTHERS, ONLY_OF_SCIPY
 
 MAKERS = {
     "two_four": lambda w: s24.compress(w, on_excess="prune"),
@@ -78,6 +80,15 @@ def test_attributes_of_scipys_arrays_are_found_there(a):
     assert not hasattr(a, "format")
     with pytest.raises(AttributeError, match=r"has no attribute 'diagnoal'$"):
         a.diagnoal()
+
+
+def test_names_of_cupy_and_torch_lead_to_those_here(a):
+    for name, way in OF_OTHERS.items():
+        assert not hasattr(a, name)
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; use {re.escape(way)}$"):
+            getattr(a, name)
+        for called in re.findall(r"^\.(\w+)", way):
+            assert hasattr(a, called)
 
 
 def test_types_are_converted_as_for_numpy(a):

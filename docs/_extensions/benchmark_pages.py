@@ -24,6 +24,7 @@ RIVALS = headlines.RIVALS | {
     "torch": "PyTorch, dense",
     "torch_compiled": "PyTorch, dense, compiled",
     "torch_eager": "PyTorch, dense, eager",
+    "ddp": "torch's DistributedDataParallel",
     "decompress_blas": "decompressing for BLAS",
     "numpy_float64": "NumPy, dense, in float64",
 }
@@ -57,7 +58,7 @@ def _summary_page() -> str:
         lines.append("")
     for gpu in recorded.others():
         found = recorded.suites(gpu)
-        machines = dict.fromkeys(recorded.machine(record["header"]) for record in found.values())
+        machines = recorded.machines([record["header"] for record in found.values()])
         if found:
             lines += _heading(recorded.name_of(gpu), "-")
             lines += [f"By the same drivers, on {'; '.join(machines)}:", ""]

@@ -258,9 +258,4 @@ def machines() -> list[str]:
     shown = dict.fromkeys(headline.suite for headline in HEADLINES)
     records = [recorded.suites(gpu) for gpu in ("", *compared())]
     found = [suites[name]["header"] for suites in records for name in shown if name in suites]
-    days: dict[str, set[str]] = {}
-    for line in map(recorded.machine, found):
-        machine, _, day = line.rpartition(", ")
-        days.setdefault(machine, set()).add(day)
-    spans = {machine: dict.fromkeys((min(those), max(those))) for machine, those in days.items()}
-    return [f"{machine}, {' to '.join(span)}" for machine, span in spans.items()]
+    return recorded.machines(found)

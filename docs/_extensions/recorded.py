@@ -129,6 +129,16 @@ def machine(header: dict[str, Any]) -> str:
     return ", ".join([where, *versions, header.get("date", "")[:10]])
 
 
+def machines(headers: list[dict[str, Any]]) -> list[str]:
+    """One line for each machine, with the first and the last day on which it ran."""
+    days: dict[str, set[str]] = {}
+    for line in map(machine, headers):
+        where, _, day = line.rpartition(", ")
+        days.setdefault(where, set()).add(day)
+    spans = {where: dict.fromkeys((min(those), max(those))) for where, those in days.items()}
+    return [f"{where}, {' to '.join(span)}" for where, span in spans.items()]
+
+
 def summary(record: dict[str, Any]) -> list[tuple[str, int, float, float, float]]:
     """(rival, cases, least, geometric mean, most) of the speed-ups of a suite."""
     rows = []

@@ -20,7 +20,7 @@ def operator(
     if like is None:
         schema = torch.library.infer_schema(function, mutates_args=mutates)
     else:
-        schema = str(like._schema).removeprefix(like._schema.name)
+        schema = "(" + str(like._schema).partition("(")[2]  # without the name
     _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     for key in keys:
         _library.impl(name, function, key)
