@@ -42,8 +42,9 @@ class Indexing:
         OutOfRangeError
             If it is out of range; also an `IndexError`.
         """
-        entries = tuple(map(_entry, _each_axis(key, self.ndim)))
-        _refuse_moved_axes(entries)
+        each, dots = _each_axis(key, self.ndim)
+        entries = tuple(map(_entry, each))
+        _refuse_moved_axes(entries, dots)
         *batch, rows, columns = entries
         return _of_matrix(self._picked(batch), rows, columns)
 
@@ -70,15 +71,15 @@ def _is_all(entry: Any) -> bool:
     return isinstance(entry, slice) and entry == ALL
 
 
-def _each_axis(key: Any, ndim: int) -> tuple:
-    """A key as one entry for each axis."""
+def _each_axis(key: Any, ndim: int) -> tuple[tuple, int]:
+    """A key as one entry for each axis, and before which of them its dots stood."""
     entries = key if isinstance(key, tuple) else (key,)
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
     missing = ndim - (len(entries) - len(dots))
     if len(dots) > 1 or missing < 0:
         raise OutOfRangeError(f"A[{_check.shown(key)}] has too many indices for {ndim} axes")
     at = dots[0] if dots else len(entries)
-    return (*entries[:at], *(ALL,) * missing, *entries[at + 1 :])
+    return (*entries[:at], *(ALL,) * missing, *entries[at + 1 :]), at
 
 
 def _entry(entry: Any) -> Any:
@@ -121,14 +122,18 @@ def check_slice(key: slice) -> None:
         raise ArgumentError(f"a slice has whole numbers, and no step of 0, got {_check.shown(key)}")
 
 
-def _refuse_moved_axes(entries: tuple) -> None:
-    """Refuse keys of which NumPy pairs arrays of numbers, or moves their axis to the front."""
+def _refuse_moved_axes(entries: tuple, dots: int) -> None:
+    """Refuse keys of which NumPy pairs arrays of numbers, or moves their axis to the front.
+
+    It does so, too, where nothing but the dots of the key, of no axis, stands between them.
+    """
     taken = [i for i, entry in enumerate(entries) if not isinstance(entry, slice)]
     arrays = [i for i in taken if not _check.is_index(entries[i])]
     if not arrays:
         return
     paired = len(arrays) > 1 and arrays[-1] >= len(entries) - 2
-    apart = taken[-1] - taken[0] >= len(taken)  # with slices between them
+    slices = taken[-1] - taken[0] >= len(taken)
+    apart = slices or taken[0] < dots <= taken[-1]
     moved = apart and any(isinstance(entry, slice) for entry in entries[: arrays[0]])
     if paired or moved:
         raise ArgumentError(

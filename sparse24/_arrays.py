@@ -23,29 +23,30 @@ _INSTALL_CUPY = (
 )
 
 
+# A library that another thread is importing may lack its types yet; then nothing is of them.
 def is_cupy(x: Any) -> bool:
     cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(x, cupy.ndarray)
+    return cupy is not None and isinstance(x, getattr(cupy, "ndarray", ()))
 
 
 def is_torch(x: Any) -> bool:
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
+    return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
 
 
 def is_jax(x: Any) -> bool:
     jax = sys.modules.get("jax")
-    return jax is not None and isinstance(x, jax.Array)
+    return jax is not None and isinstance(x, getattr(jax, "Array", ()))
 
 
 def is_scipy_sparse(x: Any) -> bool:
-    sparse = sys.modules.get("scipy.sparse")
-    return sparse is not None and sparse.issparse(x)
+    issparse = getattr(sys.modules.get("scipy.sparse"), "issparse", None)
+    return issparse is not None and issparse(x)
 
 
 def is_cupyx_sparse(x: Any) -> bool:
-    sparse = sys.modules.get("cupyx.scipy.sparse")
-    return sparse is not None and sparse.issparse(x)
+    issparse = getattr(sys.modules.get("cupyx.scipy.sparse"), "issparse", None)
+    return issparse is not None and issparse(x)
 
 
 def torch_stream(x: Any) -> int:

@@ -27,6 +27,7 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24
 
 WORK = _dtypes.TABLE["float32"]  # for types in which NumPy or CuPy do not compute
+_SIGN = np.uint8(0x80)  # the sign of fp8
 
 
 def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
@@ -128,6 +129,8 @@ def at_columns(factor: Any, columns: Any) -> Any:
 
 def of_values(ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DType) -> Any:
     """`ufunc` of stored elements and a factor that broadcasts to them; zeros, as filler, stay."""
+    if factor is None and row.is_float8:
+        return _with_sign(ufunc, values, row)
     if np.ndim(factor) == 0 and _is_looked_up(values, row):
         of_each = of_values(ufunc, _storage.every(row), row, factor, result)
         return of_each.take(values.view(row.storage))
@@ -143,6 +146,15 @@ def of_values(ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DTy
     bits = made.view(result.storage)
     made = xp.where(kept, bits, bits.dtype.type(0)).view(made.dtype)  # nor is -0.0 stored
     return _storage.in_rows(made)
+
+
+def _with_sign(ufunc: np.ufunc, values: Any, row: DType) -> Any:
+    """fp8 with another sign, in its bits: in float32 and back, infinities would saturate."""
+    bits = values.view(row.storage)
+    turned = bits ^ _SIGN if ufunc is np.negative else bits & ~_SIGN
+    kept = _arrays.not_zero(values, row)
+    turned = _arrays.namespace(values).where(kept, turned, bits.dtype.type(0))
+    return _storage.in_rows(turned.view(values.dtype))
 
 
 def _is_looked_up(values: Any, row: DType) -> bool:

@@ -236,10 +236,10 @@ def copy(record: Compressed24) -> Compressed24:
 
 def device_name(device) -> Any:
     """A device by its name; those of torch and CuPy are named as ours, others unchanged."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if torch is not None and isinstance(device, torch.device):
+    torch, cuda = sys.modules.get("torch"), sys.modules.get("cupy.cuda")
+    if torch is not None and isinstance(device, getattr(torch, "device", ())):
         return str(device)
-    if cupy is not None and isinstance(device, cupy.cuda.Device):
+    if cuda is not None and isinstance(device, getattr(cuda, "Device", ())):
         return f"cuda:{device.id}"
     return device
 

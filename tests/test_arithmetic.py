@@ -99,6 +99,17 @@ def test_signs(make, name, rng, xp):
     assert_is(abs(a), abs(dense))
 
 
+@pytest.mark.parametrize("make", [make for make in MAKERS if make != "hybrid"])
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_signs_of_fp8_change_nothing_else(name, make, xp):
+    every = np.arange(256, dtype=np.uint8).view(_dtypes.TABLE[name].logical)  # infinities, too
+    a = MAKERS[make](np.diag(every), name)
+    dense = dense_of(a)
+    a = a if xp is np else a.to_device("cuda")
+    assert_is(-a, np.where(dense == 0, np.zeros_like(dense), -dense))
+    assert_is(abs(a), abs(dense))
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_numpys_functions_come_to_the_operators(make, rng):
     w = rng.standard_normal(SHAPE).astype(np.float32) * 8

@@ -116,6 +116,19 @@ def test_keys_of_stacks_give_numpys_part_or_none(make, turned, rng):
 
 
 @pytest.mark.parametrize("make", GROUPED)
+def test_dots_of_no_axis_part_the_arrays_of_a_key_too(make, rng):
+    a = MAKERS[make](rng.standard_normal((3, 9, 16)).astype(np.float32))
+    for key in (
+        np.s_[:, [0, 2], ..., -1], np.s_[:, 3, ..., [0, 2]], np.s_[:, [], ..., 1],
+        np.s_[:, [0, 2, 2], ..., 5],
+    ):  # fmt: skip
+        with pytest.raises(s24.ArgumentError, match="whose axis it would move to the front"):
+            a[key]
+    for key in (np.s_[..., [0, 2], 1], np.s_[:, [0, 2], 1, ...], np.s_[[0, 2], ..., 1, :]):
+        assert_part(a[key], a.toarray()[key])
+
+
+@pytest.mark.parametrize("make", GROUPED)
 def test_a_row_or_column_makes_nothing_else_dense(make, rng, monkeypatch):
     a = MAKERS[make](rng.standard_normal((64, 128)).astype(np.float32))
     dense, sizes, toarray = a.toarray(), [], type(a).toarray

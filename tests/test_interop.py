@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import types
 import warnings
 
 import numpy as np
@@ -26,6 +28,22 @@ def test_numpy_operators_from_both_sides(a, rng):
     np.testing.assert_allclose(x.T @ a.T, x.T @ a.toarray().T)
     np.testing.assert_allclose(np.ones(40) @ a, a.toarray().sum(0))
     np.testing.assert_allclose(a.dot(x), a @ x)
+
+
+FORMATS = (s24.asarray, s24.hybrid, lambda w: s24.compress(w, pattern=(7, 8)))
+LIBRARIES = ("cupy", "cupy.cuda", "cupyx.scipy.sparse", "jax", "scipy.sparse", "torch")
+
+
+@pytest.mark.parametrize("make", FORMATS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_products_while_another_thread_imports_a_library(library, make, rng, monkeypatch):
+    w, x = s24.prune(rng.standard_normal((8, 16))), rng.standard_normal((16, 3))
+    a, want = make(w), w @ x
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, library, types.ModuleType(library))  # nothing is in it yet
+        found = a @ x, s24.matmul(a, x), s24.linear(x.T, a).T, (a * 2.0).to_device("cpu") @ x / 2
+    for product in found:
+        np.testing.assert_allclose(product, want)
 
 
 MASKED = np.ma.masked_less(np.arange(64.0).reshape(8, 8), 9)
