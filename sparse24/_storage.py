@@ -236,10 +236,11 @@ def copy(record: Compressed24) -> Compressed24:
 
 def device_name(device) -> Any:
     """A device by its name; those of torch and CuPy are named as ours, others unchanged."""
-    torch, cuda = sys.modules.get("torch"), sys.modules.get("cupy.cuda")
-    if torch is not None and isinstance(device, getattr(torch, "device", ())):
+    of_torch = getattr(sys.modules.get("torch"), "device", None)
+    of_cupy = getattr(sys.modules.get("cupy.cuda"), "Device", None)
+    if of_torch is not None and isinstance(device, of_torch):
         return str(device)
-    if cuda is not None and isinstance(device, getattr(cuda, "Device", ())):
+    if of_cupy is not None and isinstance(device, of_cupy):
         return f"cuda:{device.id}"
     return device
 
