@@ -19,18 +19,29 @@ class Elements(Reductions):
         if not axes:
             found = self._array.astype(number_type(self._array._dtype).logical).toarray()
         elif len(axes) == 2:  # there are zeros beside the elements
-            found = np.asarray(ufunc.reduce(_rows(self._array)[1], dtype=dtype, initial=0))
+            found = np.asarray(ufunc.reduce(_stored(self._array), dtype=dtype, initial=0))
         else:
             found = _of_rows(ufunc, self._array if axes == (1,) else self._array.T, dtype)
         found = np.expand_dims(found, axes) if keepdims else found
         return ufunc.reduce(found[None], dtype=dtype, out=out)  # which looks whether `out` fits
 
 
+def _stored(h: Any) -> np.ndarray:
+    """All stored elements, zeros among them, as numbers."""
+    tiles = h._tiles.source
+    return _numbers(np.concatenate([tiles.values, tiles.overflow_values]), h)
+
+
 def _rows(h: Any) -> tuple[np.ndarray, np.ndarray]:
     """Where rows start, and their elements, as numbers."""
     starts, _, bits = h.held()
-    values, work = bits.view(h.dtype), number_type(h._dtype)
-    return starts, values if work is h._dtype else _storage.converted(values, h._dtype, work)
+    return starts, _numbers(bits.view(h.dtype), h)
+
+
+def _numbers(elements: np.ndarray, h: Any) -> np.ndarray:
+    """Elements in the type of sums."""
+    work = number_type(h._dtype)
+    return elements if work is h._dtype else _storage.converted(elements, h._dtype, work)
 
 
 def _of_rows(ufunc: np.ufunc, h: Any, dtype) -> np.ndarray:
