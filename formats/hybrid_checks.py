@@ -9,18 +9,15 @@ import numpy as np
 from sparse24 import _spec
 from sparse24._errors import FormatError
 from sparse24.formats.hybrid_tiles import (
-    BITMAP,
-    DENSE,
     ELEMENTS,
     HALF,
-    SCATTERED,
     TILE,
-    TWO_FOUR,
     Tiles,
     is_coded,
     starts_of,
     values_of_kind,
 )
+from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, SCATTERED, TWO_FOUR
 
 
 def check(tiles: Tiles) -> None:

@@ -143,7 +143,10 @@ class HybridStorage(SparseArray):
 
     @property
     def kinds(self) -> np.ndarray:
-        """Kinds of the tiles, (down, across): as in `tiles.kinds`; read-only."""
+        """Kinds of the tiles, (down, across), read-only.
+
+        0 is empty, 1 dense, 2 2:4, 3 a bitmap, and 4 scattered.
+        """
         return _arrays.read_only(_arrays.to_numpy(self.tiles.kinds).reshape(self.tiles.grid))
 
     def __repr__(self) -> str:

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _dtypes
+from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, SCATTERED, TWO_FOUR
 
 TILE = 64
-EMPTY, DENSE, TWO_FOUR, BITMAP, SCATTERED = range(5)
 ELEMENTS = TILE * TILE
 HALF = ELEMENTS // 2
 ARRAYS = (

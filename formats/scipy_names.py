@@ -1,6 +1,6 @@
 """What sparse arrays have by the names of SciPy's: conversions to its formats, its operators.
 
-Names of CuPy's and torch's that they have not lead to what they have instead.
+Names that only CuPy's and torch's arrays have lead to what stands for them here.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels._numba import njit, parallel
+from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, EMPTY, SCATTERED, TWO_FOUR
 
 TILE = 64
-EMPTY, DENSE, TWO_FOUR, BITMAP, SCATTERED = range(5)
 
 
 def magnitude_mask(dtype: DType):

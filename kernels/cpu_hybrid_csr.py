@@ -14,14 +14,12 @@ import numpy as np
 from sparse24._dtypes import DType
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels.cpu_hybrid import (
-    BITMAP,
-    DENSE,
     TILE,
-    TWO_FOUR,
     _arrays_of,
     _pair_code,
     magnitude_mask,
 )
+from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, TWO_FOUR
 
 GROUP = 4
 _NO_ELEMENTS = np.uint64(0x4444_4444_4444_4444)  # the 2:4 codes of 16 groups that hold none

@@ -10,14 +10,12 @@ import numpy as np
 
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels.cpu_hybrid import (
-    BITMAP,
-    DENSE,
-    SCATTERED,
     TILE,
-    TWO_FOUR,
+    _arrays_of,
     _bit_index,
     _tile_row,
 )
+from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, SCATTERED, TWO_FOUR
 
 
 @njit
@@ -106,10 +104,7 @@ def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     m, (bands, across) = tiles.shape[0], tiles.grid
     parts = slices(bands, at_least=1)
     columns, bits = np.empty(0, np.uint32), np.empty(0, tiles.values.dtype)
-    arrays = (
-        tiles.kinds, tiles.starts, tiles.values, tiles.slots, tiles.codes,
-        tiles.overflow_starts, tiles.overflow_values, tiles.overflow_places,
-    )  # fmt: skip
+    arrays = _arrays_of(tiles)
 
     def walk(ends, columns, bits) -> None:
         def task(i: int) -> None:

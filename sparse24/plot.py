@@ -270,8 +270,8 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     """
     from sparse24 import _check
     from sparse24._hybrid import summary as hybrid_summary
-    from sparse24._hybrid.cost import KIND_NAMES
     from sparse24.formats.hybrid import HybridArray
+    from sparse24.kernels.hybrid_kinds import NAMES
 
     if not isinstance(h, HybridArray):
         raise ArgumentError(
@@ -286,10 +286,10 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         ax.figure.colorbar(image, ax=ax)
     else:
         shades = ["white", "tab:gray", "tab:orange", "tab:blue", "tab:cyan"]
-        last = len(KIND_NAMES) - 1
+        last = len(NAMES) - 1
         image = ax.imshow(h.kinds, vmin=-0.5, vmax=last + 0.5, cmap=colors.ListedColormap(shades))
-        bar = ax.figure.colorbar(image, ax=ax, ticks=range(len(KIND_NAMES)))
-        bar.ax.set_yticklabels(KIND_NAMES)
+        bar = ax.figure.colorbar(image, ax=ax, ticks=range(len(NAMES)))
+        bar.ax.set_yticklabels(NAMES)
     ax.set(xlabel="tile along k", ylabel="tile along m")
     ax.locator_params(integer=True, min_n_ticks=1)
     return ax

@@ -15,10 +15,10 @@ from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
-from sparse24.kernels import _numba
+from sparse24.kernels import _numba, hybrid_kinds
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8")
-KINDS = [ht.DENSE, ht.TWO_FOUR, ht.BITMAP, ht.SCATTERED]
+KINDS = [hybrid_kinds.DENSE, hybrid_kinds.TWO_FOUR, hybrid_kinds.BITMAP, hybrid_kinds.SCATTERED]
 
 
 def matrix(rng, shape, zeros=0.7, dtype="float32"):
@@ -38,7 +38,9 @@ def with_kinds(w, kinds):
     """A hybrid matrix whose tiles have the kinds that are given, in turn."""
     source = hybrid_build.Source(w)
     turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
-    tiles, nnz = hybrid_build.build(source, lambda held, spill: np.where(held == 0, ht.EMPTY, turn))
+    tiles, nnz = hybrid_build.build(
+        source, lambda held, spill: np.where(held == 0, hybrid_kinds.EMPTY, turn)
+    )
     return HybridArray(tiles, nnz)
 
 

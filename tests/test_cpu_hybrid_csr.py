@@ -12,6 +12,7 @@ from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix
 import sparse24 as s24
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
+from sparse24.kernels import hybrid_kinds
 
 pytestmark = pytest.mark.stem("hybrid_tiles")
 
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.stem("hybrid_tiles")
 def tiles_of(w, dtype, kinds):
     source = hybrid_build.Source(w, dtype)
     turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
-    return hybrid_build.build(source, lambda held, spill: np.where(held == 0, ht.EMPTY, turn))
+    return hybrid_build.build(
+        source, lambda held, spill: np.where(held == 0, hybrid_kinds.EMPTY, turn)
+    )
 
 
 def assert_same_tiles(m, dtype, kinds=KINDS):

@@ -15,7 +15,7 @@ from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
-from sparse24.kernels import cpu_hybrid
+from sparse24.kernels import cpu_hybrid, hybrid_kinds
 
 pytestmark = pytest.mark.stem("hybrid_tiles")
 
@@ -62,7 +62,7 @@ def test_a_sparse_matrix_is_turned_and_converted_without_a_dense_copy(rng, monke
 
 def test_csr_has_no_stored_zeros(rng):
     w = matrix(rng, (70, 70), 0.5)
-    tiles = with_kinds(w, [ht.BITMAP]).tiles
+    tiles = with_kinds(w, [hybrid_kinds.BITMAP]).tiles
     tiles.values[:2] = [-0.0, 0.0]
     h = HybridArray.from_tiles(tiles)
     assert h.tocsr().nnz == h.nnz == np.count_nonzero(w) - 2
@@ -79,7 +79,7 @@ def test_csr_of_an_empty_matrix(shape):
 
 def test_overflow_in_any_order(rng):
     w = matrix(rng, (64, 64), 0.2)
-    tiles = with_kinds(w, [ht.TWO_FOUR]).tiles
+    tiles = with_kinds(w, [hybrid_kinds.TWO_FOUR]).tiles
     tiles.overflow_values[:], tiles.overflow_places[:] = (
         tiles.overflow_values[::-1].copy(), tiles.overflow_places[::-1].copy()
     )  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_nearly_empty_matrix_takes_little_more_than_csr(rng):
     places = rng.integers(0, 4000, (2, 3000))
     csr = scipy.sparse.csr_array((rng.random(3000, np.float32) + 1, places), (4000, 4000))
     h = hybrid(csr)
-    assert set(np.unique(h.kinds)) == {ht.EMPTY, ht.SCATTERED}
+    assert set(np.unique(h.kinds)) == {hybrid_kinds.EMPTY, hybrid_kinds.SCATTERED}
     of_tiles = h.kinds.size * (1 + 8 + 4 + 8) + 16  # kinds, starts, slots and overflow_starts
     assert h.nbytes == of_tiles + csr.nnz * (4 + 2)
     assert (h.tocsr() != csr).nnz == 0
@@ -143,7 +143,7 @@ def test_product_matches_dense(rng, xp, n, dtype):
     w, b = matrix(rng, (130, 201), 0.6, dtype), matrix(rng, (201, n), 0.0, dtype)
     wide = np.int64 if dtype == "int8" else np.float64
     want = w.astype(wide) @ b.astype(wide)
-    h = with_kinds(xp.asarray(w), [*KINDS, ht.DENSE])
+    h = with_kinds(xp.asarray(w), [*KINDS, hybrid_kinds.DENSE])
     got = h @ xp.asarray(b)
     got = (got if xp is np else got.get()).astype(wide)
     scale = 1e-6 if dtype in ("float32", "float64") else 8e-3 if dtype == "bfloat16" else 1e-3
@@ -180,7 +180,7 @@ def test_empty_sizes(shape):
 def test_all_zeros_store_nothing():
     h = hybrid(np.full((128, 128), -0.0, np.float16))
     assert h.nnz == 0
-    assert set(h.kinds.ravel()) == {ht.EMPTY}
+    assert set(h.kinds.ravel()) == {hybrid_kinds.EMPTY}
     assert h.tiles.values.size == 0
 
 

@@ -11,9 +11,9 @@ from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 import sparse24 as s24
 from sparse24 import _raw_writers
 from sparse24._errors import FormatError
-from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats import stored
 from sparse24.formats.hybrid import HybridArray
+from sparse24.kernels import hybrid_kinds
 
 FILES = {
     "npz": (s24.save_npz, s24.load_npz, _raw_writers.write_npz),
@@ -40,7 +40,7 @@ def test_save_and_load(rng, tmp_path, dtype, suffix):
 @pytest.mark.parametrize("suffix", FILES)
 def test_damaged_files_are_refused(rng, tmp_path, suffix):
     _, load, write = FILES[suffix]
-    h = with_kinds(matrix(rng, (100, 130)), [ht.TWO_FOUR, ht.BITMAP, ht.SCATTERED])
+    h = with_kinds(matrix(rng, (100, 130)), KINDS[1:])
     raw, header = stored.pack(h)
     header["arrays"]["array"].pop("crc32")
     parts = {name.removeprefix("array."): piece for name, piece in raw.items()}
@@ -93,7 +93,7 @@ def test_elements_outside_of_the_matrix_are_refused(rng, kind):
 def test_two_elements_in_one_place_are_refused():
     w = np.zeros((64, 64), np.float32)
     w[0, :4] = w[1, 4:8] = (1, 2, 3, 4)
-    tiles = with_kinds(w, [ht.TWO_FOUR]).tiles
+    tiles = with_kinds(w, [hybrid_kinds.TWO_FOUR]).tiles
     assert tiles.overflow_places.tolist() == [2, 3, 70, 71]
     for places in ([2, 2, 70, 71], [2, 1, 70, 71], [2, 3, 68, 71]):
         changed = replace(tiles, overflow_places=np.array(places, np.uint16))
@@ -104,7 +104,7 @@ def test_two_elements_in_one_place_are_refused():
 
 
 def test_places_of_scattered_tiles_ascend(rng):
-    tiles = with_kinds(matrix(rng, (64, 64)), [ht.SCATTERED]).tiles
+    tiles = with_kinds(matrix(rng, (64, 64)), [hybrid_kinds.SCATTERED]).tiles
     HybridArray.from_tiles(tiles)
     places = tiles.overflow_places
     for changed in (places[::-1], np.full_like(places, 7)):

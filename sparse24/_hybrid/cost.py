@@ -20,12 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparse24._dtypes import DType
+from sparse24.kernels import hybrid_kinds
 
 ELEMENTS = 4096
 CODE_BYTES = 512  # of the bitmap, or the 2:4 codes, of a tile
 PLACE_BYTES = 2  # of an element that is stored with its place
-EMPTY, DENSE, TWO_FOUR, BITMAP, SCATTERED = range(5)
-KIND_NAMES = ("empty", "dense", "2:4", "bitmap", "scattered")
 MARGIN = 1.10
 DEFAULT_N = 16  # columns assumed where the caller says nothing
 
@@ -113,13 +112,13 @@ def choose(nonzeros, overflow, dtype: DType, n: int, rates: Rates) -> np.ndarray
 
     A tile without non-zeros is EMPTY.
     """
-    kinds = np.full(np.shape(nonzeros), EMPTY, np.uint8)
+    kinds = np.full(np.shape(nonzeros), hybrid_kinds.EMPTY, np.uint8)
     filled = np.asarray(nonzeros) != 0  # of large matrices that hold little, few tiles are
     held, spill = (np.asarray(counts)[filled] for counts in (nonzeros, overflow))
     seconds = tile_seconds(held, spill, dtype.itemsize, n, rates)
     about_equal = seconds <= MARGIN * seconds.min(0)
     sizes = tile_bytes(held, spill, dtype.itemsize)
-    kinds[filled] = 1 + np.where(about_equal, sizes, np.inf).argmin(0)
+    kinds[filled] = hybrid_kinds.DENSE + np.where(about_equal, sizes, np.inf).argmin(0)
     return kinds
 
 

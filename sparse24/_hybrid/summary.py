@@ -7,6 +7,7 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid.choice import explain
+from sparse24.kernels import hybrid_kinds
 
 
 def summary(h, n: int) -> str:
@@ -15,8 +16,10 @@ def summary(h, n: int) -> str:
     rates = hybrid_cost.rates_for(dtype, h.device != "cpu")
     low, high = hybrid_cost.bands(dtype, n, rates)
     density = tile_density(h)
-    counts = np.bincount(h.kinds.ravel(), minlength=len(hybrid_cost.KIND_NAMES))
-    kinds = ", ".join(f"{x} {name}" for x, name in zip(counts, hybrid_cost.KIND_NAMES, strict=True))
+    counts = np.bincount(h.kinds.ravel(), minlength=len(hybrid_kinds.NAMES))
+    kinds = ", ".join(
+        f"{count} {name}" for count, name in zip(counts, hybrid_kinds.NAMES, strict=True)
+    )
     banded = (
         f"{int((density > high).sum())} dense (above {high:.0%} full), "
         f"{int(((density >= low) & (density <= high)).sum())} swing, "
