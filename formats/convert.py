@@ -54,13 +54,15 @@ def checked(m: Any, *, argument: str) -> Any:
 
 
 def seen_anew(csr: Any) -> Any:
-    """A view of a CSR matrix of SciPy, which finds out again whether columns are in order.
+    """A view of a CSR matrix, which finds out again whether its columns are in order.
 
-    SciPy keeps the answer, which is wrong once somebody has written to `indices`.
+    SciPy and cupyx keep the answer, which is wrong once somebody has written to `indices`.
     """
-    from scipy import sparse
-
-    return sparse.csr_array((csr.data, csr.indices, csr.indptr), shape=csr.shape)
+    if _arrays.is_cupyx_sparse(csr):
+        from cupyx.scipy.sparse import csr_matrix as make
+    else:
+        from scipy.sparse import csr_array as make
+    return make((csr.data, csr.indices, csr.indptr), shape=csr.shape)
 
 
 def to_csr(dense, dtype=None):

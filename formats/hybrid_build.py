@@ -1,9 +1,9 @@
 """Build the tiles of a block-hybrid matrix, on the CPU or on the GPU.
 
 Two passes over the source: the first counts the non-zeros of every tile, the cost model
-then chooses a kind for each, and the second pass writes.  A SciPy matrix is read row by row
-of its non-zeros; a cupyx matrix, and one that holds an element twice, is made dense a few
-bands of tiles at a time.
+then chooses a kind for each, and the second pass writes.  A sparse matrix is read row by row
+of its non-zeros; dense rows, and those of a SciPy matrix that holds an element twice, are read
+a few bands of tiles at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
 
 if TYPE_CHECKING:
-    from sparse24.kernels.cpu_hybrid_csr import CsrRows
+    from sparse24.kernels.csr import CsrRows
 
 STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
 BAR_FROM = 1 << 28  # elements above which a progress bar is shown
@@ -50,7 +50,7 @@ class Source:
         self.matrix = convert.checked(w, argument="w").tocsr() if self.sparse else w
         self.shape = (int(w.shape[0]), int(w.shape[1]))
         on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
-        if self.sparse and not on_gpu:
+        if self.sparse:
             self.matrix = convert.seen_anew(self.matrix)
         self.xp = _arrays.cupy_module() if on_gpu else np
         early = self.sparse and not on_gpu and self.dtype.name in ("float32", "float64")
@@ -58,24 +58,31 @@ class Source:
             self.matrix = self.matrix.astype(self.dtype.logical, copy=False)  # not its zeros
 
     def csr_rows(self) -> CsrRows | None:
-        """The non-zeros of a SciPy matrix row by row, or None where there are no such rows.
+        """The non-zeros of a sparse matrix row by row, or None where there are no such rows.
 
-        Those of a matrix that holds an element twice are added up by SciPy's ``toarray``.
+        Those of a SciPy matrix that holds an element twice are added up by its ``toarray``.
         """
-        from sparse24.kernels.cpu_hybrid_csr import CsrRows
+        from sparse24.kernels.csr import CsrRows
 
         matrix = self.matrix
-        if not self.sparse or self.xp is not np:
+        if not self.sparse:
             return None
-        if not matrix.has_canonical_format:  # its columns may only lack an order
-            matrix = matrix.copy()
-            matrix.sort_indices()
-            if not matrix.has_canonical_format:
+        if not matrix.has_canonical_format:
+            matrix = self._in_order(matrix.copy())
+            if matrix is None:
                 return None
         narrow = np.int32 if self.shape[1] <= np.iinfo(np.int32).max else np.int64
         columns = matrix.indices.astype(narrow, copy=False)
         bits = self._in_dtype(matrix.data).view(self.dtype.storage)
         return CsrRows(matrix.indptr.astype(np.int64, copy=False), columns, bits)
+
+    def _in_order(self, matrix):
+        """The matrix with ascending columns; None for one of SciPy with an element twice."""
+        if self.xp is not np:
+            matrix.sum_duplicates()
+            return matrix
+        matrix.sort_indices()
+        return matrix if matrix.has_canonical_format else None
 
     def bits(self, first: int, last: int):
         """Rows [first, last) as unsigned integers, each row contiguous."""
@@ -123,30 +130,33 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
     return ht.replace(tiles, values=values, overflow_values=spill), int(nonzeros.sum())
 
 
-def _kernel(xp) -> Any:
-    """The module that fills and reads tiles on the device of `xp`."""
-    if xp is np:
+def _maker(source: Source, rows: CsrRows | None) -> Any:
+    """The module that surveys and fills tiles: of such rows, on the source's device."""
+    if source.xp is not np:
+        from sparse24.kernels import hybrid_fill
+
+        return hybrid_fill
+    if rows is None:
         from sparse24.kernels import cpu_hybrid
 
         return cpu_hybrid
-    from sparse24.kernels import hybrid_tiles
+    from sparse24.kernels import cpu_hybrid_csr
 
-    return hybrid_tiles
+    return cpu_hybrid_csr
 
 
 def _survey(source: Source, rows: CsrRows | None) -> tuple[np.ndarray, np.ndarray]:
     grid = ht.grid_of(source.shape)
+    maker = _maker(source, rows)
     nonzeros = source.xp.zeros(grid, np.int64)
     overflow = source.xp.zeros(grid, np.int64)
     if rows is not None:
-        from sparse24.kernels import cpu_hybrid_csr
-
-        cpu_hybrid_csr.survey(rows, source.dtype, nonzeros, overflow)
-        return nonzeros.ravel(), overflow.ravel()
-    for first, last in source.steps("survey"):
-        bands = slice(first // ht.TILE, -(-last // ht.TILE))
-        bits = source.bits(first, last)
-        _kernel(source.xp).survey(bits, source.dtype, nonzeros[bands], overflow[bands])
+        maker.survey(rows, source.dtype, nonzeros, overflow)
+    else:
+        for first, last in source.steps("survey"):
+            bands = slice(first // ht.TILE, -(-last // ht.TILE))
+            bits = source.bits(first, last)
+            maker.survey(bits, source.dtype, nonzeros[bands], overflow[bands])
     return _arrays.to_numpy(nonzeros).ravel(), _arrays.to_numpy(overflow).ravel()
 
 
@@ -165,24 +175,32 @@ def _allocate(source: Source, kinds, nonzeros, overflow) -> ht.Tiles:
 
 
 def _fill(source: Source, rows: CsrRows | None, tiles: ht.Tiles) -> None:
+    maker = _maker(source, rows)
     if rows is not None:
-        from sparse24.kernels import cpu_hybrid_csr
-
-        cpu_hybrid_csr.fill(rows, source.dtype, tiles)
+        maker.fill(rows, source.dtype, tiles)
         return
     for first, last in source.steps("fill"):
-        part = tiles.rows(first, last)
-        _kernel(source.xp).fill(source.bits(first, last), source.dtype, part)
+        maker.fill(source.bits(first, last), source.dtype, tiles.rows(first, last))
 
 
 def decode(tiles: ht.Tiles):
     """The dense matrix, on the device of the tiles."""
     xp = _arrays.namespace(tiles.kinds)
     out = xp.zeros(tiles.shape, tiles.dtype.storage)
-    if not out.size:
-        return out.view(tiles.dtype.logical)
-    _kernel(xp).decode(as_bits(tiles), out)
+    if out.size:
+        _reader(xp).decode(as_bits(tiles), out)
     return out.view(tiles.dtype.logical)
+
+
+def _reader(xp) -> Any:
+    """The module that decodes tiles on the device of `xp`."""
+    if xp is np:
+        from sparse24.kernels import cpu_hybrid
+
+        return cpu_hybrid
+    from sparse24.kernels import hybrid_tiles
+
+    return hybrid_tiles
 
 
 def as_bits(tiles: ht.Tiles) -> ht.Tiles:

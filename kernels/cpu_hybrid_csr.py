@@ -7,8 +7,6 @@ Elements are bits; stored zeros, -0.0 among them, are passed over.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from sparse24._dtypes import DType
@@ -19,18 +17,11 @@ from sparse24.kernels.cpu_hybrid import (
     _pair_code,
     magnitude_mask,
 )
+from sparse24.kernels.csr import CsrRows
 from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, TWO_FOUR
 
 GROUP = 4
 _NO_ELEMENTS = np.uint64(0x4444_4444_4444_4444)  # the 2:4 codes of 16 groups that hold none
-
-
-class CsrRows(NamedTuple):
-    """A CSR matrix whose columns ascend in each row, without duplicates; its elements as bits."""
-
-    starts: np.ndarray
-    columns: np.ndarray
-    bits: np.ndarray
 
 
 @njit

@@ -1,4 +1,4 @@
-"""Launch ``cuda/hybrid_tiles.cu``: build, decode and multiply block-hybrid matrices on the GPU."""
+"""Launch ``cuda/hybrid_tiles.cu``: decode and multiply block-hybrid matrices on the GPU."""
 
 from __future__ import annotations
 
@@ -18,38 +18,18 @@ MATRIX = np.dtype([(name, "u8") for name in (
 
 
 def _defines(dtype: DType, output: str | None = None) -> loader.Defines:
-    bits = 8 * dtype.itemsize
-    mask = (1 << bits) - 1 if dtype.name == "int8" else (1 << (bits - 1)) - 1
-    base = (("WORD", WORDS[dtype.itemsize]), ("MAGNITUDE", f"{mask:#x}ull"))
-    return base if output is None else (*base, ("ELEMENT", dtype.name), ("OUTPUT", output))
+    word = ("WORD", WORDS[dtype.itemsize])
+    return (word,) if output is None else (word, ("ELEMENT", dtype.name), ("OUTPUT", output))
 
 
-def _grid(m: int, k: int) -> tuple[int, int]:
+def blocks(m: int, k: int) -> tuple[int, int]:
+    """A grid with a block for each tile."""
     return -(-k // TILE), -(-m // TILE)
 
 
-def _pitch(bits) -> int:
+def pitch(bits) -> int:
+    """Elements from a row of a matrix to the next."""
     return bits.strides[0] // bits.itemsize
-
-
-def survey(bits, dtype: DType, nonzeros, overflow) -> None:
-    """Count per tile, of an (m, k) matrix of bits whose rows are contiguous."""
-    m, k = bits.shape
-    if bits.size:
-        kernel = loader.function(NAME, "survey", _defines(dtype))
-        kernel(_grid(m, k), (THREADS,), (bits, m, k, _pitch(bits), nonzeros, overflow))
-
-
-def fill(bits, dtype: DType, tiles) -> None:
-    """Write the values, codes and overflow of `tiles`, a record as in ``formats``."""
-    m, k = bits.shape
-    if bits.size:
-        kernel = loader.function(NAME, "fill", _defines(dtype))
-        arrays = (
-            tiles.kinds, tiles.starts, tiles.values, tiles.slots, tiles.codes,
-            tiles.overflow_starts, tiles.overflow_values, tiles.overflow_places,
-        )  # fmt: skip
-        kernel(_grid(m, k), (THREADS,), (bits, m, k, _pitch(bits), *arrays))
 
 
 def matrix(tiles) -> np.ndarray:
@@ -63,7 +43,7 @@ def decode(tiles, out) -> None:
     m, k = out.shape
     if out.size:
         kernel = loader.function(NAME, "decode", _defines(tiles.dtype))
-        kernel(_grid(m, k), (THREADS,), (out, m, k, _pitch(out), matrix(tiles)))
+        kernel(blocks(m, k), (THREADS,), (out, m, k, pitch(out), matrix(tiles)))
 
 
 def product(tiles, b, out, output: str) -> None:

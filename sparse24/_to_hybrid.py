@@ -42,8 +42,9 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     Notes
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads the non-zeros of
-    a SciPy matrix, and all m * k elements of any other, or of one in which elements occur twice, a
-    few rows of tiles at a time.  It also counts in every tile, of which there are m * k / 4096.
+    a sparse matrix, and all m * k elements of a dense one, or of one of SciPy in which elements
+    occur twice, a few rows of tiles at a time.  It also counts in every tile, of which there are
+    m * k / 4096.
 
     On the GPU the transpose, `astype`, `tocsr` and the first product of a kind temporarily make the
     whole matrix dense, which must fit into memory; on the CPU they do not if at least three

@@ -182,8 +182,9 @@ def packing() -> None:
 
 
 def hybrids() -> None:
-    """Each way that a hybrid matrix multiplies."""
+    """Each way that a hybrid matrix is built and multiplies."""
     import cupy as cp
+    from cupyx.scipy import sparse as cupyx_sparse
 
     def each_path(
         shape: tuple[int, int], zeros: float, columns: tuple[int, ...], dtype: str = "float16"
@@ -191,6 +192,7 @@ def hybrids() -> None:
         w = draw(shape, dtype)
         w[cp.random.default_rng(1).random(w.shape) < zeros] = 0
         h = s24.hybrid(w)
+        s24.hybrid(cupyx_sparse.csr_matrix(w.astype("float32")), dtype=dtype).toarray()
         for n in columns:
             b = draw((shape[1], n), dtype)
             out = cp.empty((shape[0], n), dtype)

@@ -9,7 +9,7 @@ import scipy.sparse
 from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
-from sparse24 import _dtypes, families
+from sparse24 import _arrays, _dtypes, families
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
@@ -20,6 +20,7 @@ from sparse24.kernels import cpu_hybrid, hybrid_kinds
 pytestmark = pytest.mark.stem("hybrid_tiles")
 
 
+@pytest.mark.stem("hybrid_fill")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(64, 64), (130, 77), (1, 1), (3, 300), (65, 5)])
@@ -128,6 +129,7 @@ def test_special_values_survive(xp):
         assert not np.signbit(back[0, 0])
 
 
+@pytest.mark.stem("hybrid_fill")
 @pytest.mark.gpu
 def test_gpu_and_cpu_build_the_same_arrays(rng):
     cupy = pytest.importorskip("cupy")
@@ -207,11 +209,12 @@ def test_scipy_matrices(rng):
     assert (dense != w).nnz == 0
 
 
-def test_build_in_steps_with_a_bar(rng, monkeypatch, capsys):
+@pytest.mark.stem("hybrid_fill")
+def test_build_in_steps_with_a_bar(rng, xp, monkeypatch, capsys):
     w = matrix(rng, (300, 100))
     monkeypatch.setattr(hybrid_build, "STEP_ELEMENTS", 6400)
     monkeypatch.setattr(hybrid_build, "BAR_FROM", 0)
-    assert_same_bits(hybrid(w).toarray(), w)
+    assert_same_bits(_arrays.to_numpy(hybrid(xp.asarray(w)).toarray()), w)
     assert "sparse24.hybrid: fill" in capsys.readouterr().err
 
 

@@ -1,0 +1,34 @@
+// hybrid_tile: the record of a block-hybrid matrix, as in formats/hybrid_tiles.py.
+//
+//   spill_starts, spill, places    overflow_starts, overflow_values, overflow_places there
+//
+// Elements are bits: -DWORD is the unsigned integer of their width.  A block of kThreads threads stages a tile in
+// shared memory as Word[kTile][kTile].
+#pragma once
+
+constexpr int kTile = 64, kThreads = 256, kGroups = kTile / 4;
+enum TileKind { kEmpty, kDense, kTwoFour, kBitmap, kScattered };
+using Word = WORD;
+using Count = long long;
+using Row = unsigned long long;
+
+struct Matrix {
+    const unsigned char* kinds;
+    const Count* starts;
+    Word* values;
+    const int* slots;
+    Row* codes;
+    const Count* spill_starts;
+    Word* spill;
+    unsigned short* places;
+};
+
+// Turns the counts of 64 rows into the offsets at which they begin.
+__device__ void exclusive_sum(int* held) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int sum = 0;
+        for (int r = 0; r < kTile; ++r) { const int x = held[r]; held[r] = sum; sum += x; }
+    }
+    __syncthreads();
+}
