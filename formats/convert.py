@@ -83,13 +83,23 @@ def to_csr(dense, dtype=None):
 
 
 def csr_of(starts, columns, values, shape, dtype=None):
-    """CSR matrix of SciPy from where its rows start and the elements of each, in order."""
+    """CSR matrix from where its rows start and the elements of each, in order, on their device."""
     from scipy import sparse
 
-    values = _stored(values, dtype, _fits_scipy)
+    if _arrays.is_cupy(values):
+        from cupyx.scipy.sparse import csr_matrix as make
+
+        fits = _fits_cupyx
+    else:
+        make, fits = sparse.csr_array, _fits_scipy
+    values = _stored(values, dtype, fits)
+    kept = values != 0  # neither -0.0 nor what a narrower type rounds to zero
+    if not kept.all():
+        xp = _arrays.namespace(values)
+        starts = xp.concatenate((starts[:1], xp.cumsum(kept)))[starts]
+        values, columns = values[kept], columns[kept]
     index = sparse.get_index_dtype(maxval=max(values.size, *shape))
-    csr = sparse.csr_array((values, columns.astype(index), starts.astype(index)), shape=shape)
-    csr.eliminate_zeros()  # -0.0, and what a narrower type rounds to zero
+    csr = make((values, columns.astype(index), starts.astype(index)), shape=shape)
     csr.has_canonical_format = True
     return csr
 

@@ -181,11 +181,15 @@ class HybridStorage(SparseArray):
             like=self.tiles.values,
         )  # fmt: skip
 
-    def held(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """On the CPU: where rows start, and the columns and bits of their elements.
+    def held(self) -> tuple[Any, Any, Any]:
+        """Where rows start, and the columns and bits of their elements; on a GPU this waits.
 
-        A transposed matrix takes them from the tiles of the other.
+        On the CPU a transposed matrix takes them from the tiles of the other.
         """
+        if self.device != "cpu":
+            from sparse24.kernels import hybrid_tiles
+
+            return hybrid_tiles.rows(self.tiles)
         from sparse24.kernels import cpu_hybrid_held
 
         tiles = self._tiles
@@ -198,10 +202,8 @@ class HybridStorage(SparseArray):
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        On the CPU nothing becomes dense; on the GPU the whole matrix does.
+        Nothing becomes dense, but a transposed matrix on a GPU.
         """
-        if self.device != "cpu":
-            return super().tocsr(dtype)
         starts, columns, bits = self.held()
         values = bits.view(self._dtype.logical)
         return convert.csr_of(starts, columns, values, self.shape, dtype)

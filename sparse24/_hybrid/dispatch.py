@@ -159,7 +159,7 @@ class _Dense:
 
 # Paths that are a single launch, and the kernel of each.
 _KERNEL_OF = {
-    "rows": "hybrid_rows", "gather": "hybrid_gather", "panel": "hybrid_panel",
+    "csr": "hybrid_csr", "rows": "hybrid_rows", "gather": "hybrid_gather", "panel": "hybrid_panel",
     "stream": "hybrid_stream", "scatter": "hybrid_scatter",
     "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
 }  # fmt: skip

@@ -39,6 +39,12 @@ def _bits(h):
     return h.toarray().view(h.tiles.dtype.storage)
 
 
+def _csr_layout(h):
+    from sparse24.kernels import hybrid_csr
+
+    return hybrid_csr.prepare(h.held(), h.shape, h.tiles.dtype)
+
+
 def _rows_layout(h):
     from sparse24.kernels import hybrid_rows
 
@@ -152,8 +158,12 @@ def row_lengths(h) -> np.ndarray:
 
 
 def _row_lengths(h) -> np.ndarray:
-    xp = _arrays.namespace(h.tiles.kinds)
-    return -np.sort(-_arrays.to_numpy(xp.count_nonzero(_bits(h), axis=1)))
+    from sparse24.kernels import hybrid_tiles
+
+    if _arrays.is_cupy(h.tiles.kinds):
+        starts = _arrays.to_numpy(hybrid_tiles.row_starts(h.tiles))
+        return -np.sort(-np.diff(starts))
+    return -np.sort(-np.count_nonzero(_bits(h), axis=1))
 
 
 def gather_units(h):
@@ -280,6 +290,7 @@ _LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "blas": _blas_layout,
     "stream": _stream_layout,
     "scatter": _scatter_layout,
+    "csr": _csr_layout,
     "rows": _rows_layout,
     "gather": _gather_layout,
     "panel": _panel_layout,

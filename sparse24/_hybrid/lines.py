@@ -36,6 +36,7 @@ class Line:
 # rows, gather          non-zeros and padding                         read of the matrix
 # scatter, base         cycles of shared memory                       read of the matrix
 # panels                multiply-adds                                 all that are read
+# csr                   bytes of b that non-zeros read                of all operands
 # slots, regrouped      multiply-adds                                 gathered of b
 # overflow              elements left out, times columns              of the result
 #
@@ -52,7 +53,7 @@ COLUMN_CLASSES = {
     "scatter": (8, 16, 32, 64, 96, 128), "base": (8, 16, 32, 64, 128),
     "gather": (1, 2, 4, 8, 16),
     "panel16": (8, 64, 512), "panel": (1, 8, 64, 512), "panel64": (1, 8, 64, 512),
-    "rows": (1, 2, 4), "rows32": (1, 2, 4), "rows64": (1, 2, 4),
+    "csr": (1, 8, 64, 512), "rows": (1, 2, 4), "rows32": (1, 2, 4), "rows64": (1, 2, 4),
     "slots": (128, 256, 512, 2048), "regrouped": (128, 256, 512, 2048), "overflow": (512,),
     "cublas": (8, 32, 64, 120, 128, 192, 256), "small": (512,), "short": (512,), "dense": (512,),
     "vector32": (1,), "vector64": (1,), "walk32": (512,), "walk64": (512,),
@@ -97,6 +98,10 @@ H200_LINES = {
     "panel16/8": Line(8.4e-6, 3.15e-14, 2.7e-13),
     "panel16/64": Line(8.14e-6, 8.29e-14, 6.46e-14),
     "panel16/512": Line(4.83e-6, 8.6e-14, 1.25e-13),
+    "csr/1": Line(3e-6, 2e-13, 3e-13),
+    "csr/8": Line(3e-6, 2e-13, 3e-13),
+    "csr/64": Line(3e-6, 2e-13, 3e-13),
+    "csr/512": Line(3e-6, 2e-13, 3e-13),
     "rows/1": Line(2.93e-6, 0.0, 3.5e-13),
     "rows/2": Line(3.74e-6, 0.0, 3.46e-13),
     "rows/4": Line(4.32e-6, 0.0, 5.27e-13),
@@ -200,7 +205,7 @@ LIMITS: dict[str, tuple[Limit, Limit]] = {
     "stream": ("chip", "memory"), "scatter": ("clock", "memory"), "base": ("clock", "memory"),
     "gather": ("chip", "memory"), "rows": ("chip", "memory"), "rows32": ("chip", "memory"),
     "rows64": ("chip", "memory"),
-    "panel16": ("chip", "chip"), "panel": ("chip", "chip"), "panel64": ("chip", "chip"),
+    "csr": ("chip", "memory"), "panel16": ("chip", "chip"), "panel": ("chip", "chip"), "panel64": ("chip", "chip"),
     "slots": ("chip", "chip"), "regrouped": ("chip", "chip"), "overflow": ("chip", "memory"),
     "cublas": ("clock", "memory"), "small": ("clock", "memory"), "short": ("chip", "memory"),
     "dense": ("tensor", "memory"), "vector32": ("chip", "memory"), "vector64": ("chip", "memory"),

@@ -48,6 +48,7 @@ OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp a
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
 COPYING = ("scatter", "slots", "regrouped", "panel")
 ITEMSIZE = 2  # bytes of their elements
+CSR_STEP = 2.5e-7  # seconds for each element that a lane of csr reads of the longest row
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
@@ -71,6 +72,7 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
         return times
     times |= _few_columns_times(h, n, lines, device)
     times |= _panel_time(h, n, lines, device)
+    times |= _csr_time(h, n, lines)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines, device)
     if dtype.itemsize == 2 and n > STREAM_COLUMNS:
@@ -165,6 +167,17 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     line = line_of(lines, hybrid_lines.PANEL_LINES[dtype.itemsize], n)
     storing = h.shape[0] * n * dtype.itemsize / PANEL_STORES
     return {"panel": max(line.seconds(*effort), storing)}
+
+
+def _csr_time(h, n: int, lines) -> dict[str, float]:
+    """The path of matrices with hardly any elements, which reads `b` for each of them."""
+    from sparse24.kernels import hybrid_csr
+
+    if h.shape[1] >= hybrid_csr.MOST_COLUMNS:
+        return {}
+    effort = hybrid_csr.effort(h.shape, h.nnz, n, h.tiles.dtype)
+    longest = hybrid_csr.longest_row(int(row_lengths(h)[0]), n) * CSR_STEP
+    return {"csr": max(line_of(lines, "csr", n).seconds(*effort), longest)}
 
 
 def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:

@@ -1,0 +1,134 @@
+"""The path ``csr``: nearly empty matrices on the GPU, whose non-zeros are listed row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
+
+import sparse24 as s24
+from sparse24 import _dtypes
+from sparse24.kernels import hybrid_csr
+
+pytestmark = pytest.mark.stem("hybrid_csr")
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+def laid_out(array, order, step):
+    """The matrix in C or Fortran order, with elements of NaN between its rows and columns."""
+    import cupy
+
+    wide = cupy.full([step * extent for extent in array.shape], 77, array.dtype, order=order)
+    wide[::step, ::step] = array
+    return wide[::step, ::step]
+
+
+@pytest.mark.parametrize(
+    ("n", "vector", "mean", "want"),
+    [(1, 1, 1000, (1, 32)), (1, 1, 5, (1, 1)), (8, 4, 50, (2, 8)), (64, 4, 50, (16, 2)),
+     (5, 1, 3, (8, 1)), (512, 4, 900, (32, 1)), (12, 4, 16, (4, 2))],
+)  # fmt: skip
+def test_a_team_spans_the_columns_and_some_elements(n, vector, mean, want):
+    how = hybrid_csr.config(n, vector, mean)
+    assert (how.lanes, how.split) == want
+    assert how.chunks * how.lanes * how.vector >= n > (how.chunks - 1) * how.lanes * how.vector
+    assert how.teams * how.lanes * how.split == hybrid_csr.THREADS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 33, 64, 300])
+def test_product_is_that_of_the_dense_matrix(rng, cupy, n, dtype):
+    w, b = matrix(rng, (201, 330), 0.97, dtype), matrix(rng, (330, n), 0.0, dtype)
+    w[7], w[60:130] = b[:, 0], 0  # a long row, and some without elements
+    wide = np.int64 if dtype == "int8" else np.float64
+    want = w.astype(wide) @ b.astype(wide)
+    h = with_kinds(cupy.asarray(w), KINDS)
+    scale = 1e-6 if dtype in ("float32", "float64") else 8e-3 if dtype == "bfloat16" else 1e-3
+    for order, step in (("C", 1), ("F", 1), ("C", 2)):
+        out = laid_out(cupy.zeros((201, n), _dtypes.numpy_dtype(h.tiles.dtype.result)), order, step)
+        out[...] = 99
+        h.matmul(laid_out(cupy.asarray(b), order, step), algorithm="csr", out=out)
+        got = out.get().astype(wide)
+        if dtype == "int8":
+            np.testing.assert_array_equal(got, want)
+        else:
+            np.testing.assert_allclose(got, want, rtol=scale, atol=scale * np.abs(want).max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 1000, 5000])
+def test_rows_of_any_length_are_summed_exactly(rng, cupy, length, dtype):
+    w = np.zeros((70, 6000), dtype)
+    for row in (0, 33, 69):
+        w[row, rng.choice(6000, length, replace=False)] = 1
+    h = s24.hybrid(cupy.asarray(w))
+    for n in (1, 3, 16):
+        b = (rng.random((6000, n)) < 0.1).astype(dtype)
+        got = h.matmul(cupy.asarray(b), algorithm="csr").get()
+        np.testing.assert_array_equal(got, w @ b)
+
+
+@pytest.mark.gpu
+def test_results_are_the_same_bits_every_time(rng, cupy):
+    w = matrix(rng, (500, 4000), 0.95)
+    w[::50] = rng.standard_normal(4000)
+    h, b = s24.hybrid(cupy.asarray(w)), cupy.asarray(matrix(rng, (4000, 20), 0.0))
+    first = h.matmul(b, algorithm="csr").get()
+    for _ in range(20):
+        assert_same_bits(h.matmul(b, algorithm="csr").get(), first)
+
+
+@pytest.mark.gpu
+def test_nan_and_infinities_stay_in_their_rows(rng, cupy):
+    w = matrix(rng, (100, 200), 0.9)
+    w[3, 5], w[4, 5], w[5, 5] = np.nan, np.inf, 0
+    b = matrix(rng, (200, 4), 0.0)
+    got = s24.hybrid(cupy.asarray(w)).matmul(cupy.asarray(b), algorithm="csr").get()
+    assert np.isnan(got[3]).all()
+    assert np.isinf(got[4]).all()
+    assert np.isfinite(np.delete(got, [3, 4], axis=0)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("hybrid_tiles")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_listed_on_the_gpu_as_on_the_cpu(rng, cupy, kind, dtype):
+    w = matrix(rng, (200, 331), 0.7, dtype)
+    w[65:129] = 0
+    for h in (with_kinds(cupy.asarray(w), [kind]), with_kinds(cupy.asarray(w), [kind]).T):
+        for got, want in zip(h.held(), h.to_device("cpu").held(), strict=True):
+            np.testing.assert_array_equal(got.get(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("hybrid_tiles")
+def test_csr_of_a_gpu_matrix(rng, cupy):
+    w = matrix(rng, (200, 331), 0.8)
+    w[0, 0], w[3, 7], w[5] = np.nan, 1e-30, 0
+    csr = s24.hybrid(cupy.asarray(w)).tocsr()
+    assert (csr.format, csr.nnz) == ("csr", np.count_nonzero(w))
+    assert_same_bits(csr.get().toarray(), w)
+    small = s24.hybrid(cupy.asarray(w.astype(np.float64) * 1e-30)).tocsr("float32").get()
+    want = (w.astype(np.float64) * 1e-30).astype(np.float32)
+    assert small.nnz == np.count_nonzero(want) < np.count_nonzero(w)
+    np.testing.assert_array_equal(small.toarray(), want)
+    empty = s24.hybrid(cupy.zeros((5, 0), np.float32)).tocsr()
+    assert (empty.shape, empty.nnz) == ((5, 0), 0)
+
+
+@pytest.mark.gpu
+def test_large_nearly_empty_matrices(rng, cupy):
+    m = scipy.sparse.random_array((30_000, 20_000), density=1e-4, rng=rng, dtype=np.float32)
+    h = s24.hybrid(m.tocsr()).to_device("cuda")
+    for n in (1, 8, 40):
+        b = rng.standard_normal((20_000, n)).astype(np.float32)
+        got = h.matmul(cupy.asarray(b), algorithm="csr").get()
+        np.testing.assert_allclose(got, m @ b, rtol=1e-4, atol=1e-5)
