@@ -13,22 +13,29 @@ from sparse24.kernels import loader
 from sparse24.kernels.csr import CsrRows
 from sparse24.kernels.hybrid_launch import BoundProduct, settle
 from sparse24.kernels.launch import Launch
+from sparse24.kernels.stream_rooms import StreamRooms
 
 NAME = "hybrid_csr"
 THREADS = 256
 WARP = 32
 MOST_COLUMNS = 1 << 31  # of the matrix, whose numbers are 32 bits
-LONG = 128  # elements; a block takes a row of more
+LONG = 256  # elements, and this times the mean of all rows: a row of more of both is cut up
+LONGER = 4
+PIECE = 1024  # elements
 INDEX = 4  # bytes of a column
-EACH = 8  # elements of a row for each lane, at least
+SECTOR = 32  # bytes that are read at once
+EACH = {True: 8, False: 16}  # elements of a row for each lane, at least, with one column or more
+BUSY = 1 << 16  # threads below which rows are divided among more, down to two elements for each
 VECTOR_BYTES = 16
 MOST_VECTOR = 8
 LEFT = np.dtype([
-    ("starts", "u8"), ("columns", "u8"), ("values", "u8"), ("long_rows", "u8"),
-    ("m", "i8"), ("longs", "i4"), ("most", "i4"),
+    ("starts", "u8"), ("columns", "u8"), ("values", "u8"), ("pieces", "u8"),
+    ("m", "i8"), ("count", "i4"), ("most", "i4"),
 ])  # fmt: skip
 RIGHT = np.dtype([("b", "u8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
 OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8"), ("wide", "i4"), ("", "i4")])
+SHARED = np.dtype([("sums", "u8"), ("arrived", "u8")])
+NONE = np.zeros(1, SHARED)  # where no row is cut up
 
 
 @dataclass(frozen=True)
@@ -56,23 +63,13 @@ class Config:
         return THREADS // (self.lanes * self.split)
 
 
-def config(n: int, vector: int, mean: float) -> Config:
-    """For `n` columns that are read by vectors, and rows of so many elements on average."""
+def config(n: int, vector: int, m: int, mean: float) -> Config:
+    """For `n` columns that are read by vectors, and `m` rows of so many elements on average."""
     lanes = min(_power(-(-n // vector)), WARP)
-    split = min(_power(mean / EACH), WARP // lanes)
+    split = min(_power(mean / EACH[lanes == 1]), WARP // lanes)
+    while m * lanes * split < BUSY and split < min(mean / 2, WARP // lanes):
+        split *= 2
     return Config(vector, lanes, split, -(-n // (vector * lanes)))
-
-
-def effort(shape: tuple[int, int], nnz: int, n: int, dtype: DType) -> tuple[float, float]:
-    """Bytes of `b` that all elements read, from the L2 cache, and those that come from memory."""
-    (m, k), result = shape, np.dtype(_dtypes.numpy_dtype(dtype.result)).itemsize
-    listed = nnz * (dtype.itemsize + INDEX) * config(n, 1, 1).chunks
-    return nnz * n * dtype.itemsize, listed + n * (m * result + k * dtype.itemsize) + 8 * m
-
-
-def longest_row(length: int, n: int) -> float:
-    """Elements of the longest row that a lane reads one after the other."""
-    return length * config(n, 1, 1).lanes / THREADS
 
 
 def _power(least: float) -> int:
@@ -80,21 +77,43 @@ def _power(least: float) -> int:
     return 1 << int(np.ceil(np.log2(max(least, 1))))
 
 
-class CsrLayout:
-    """The non-zeros of a matrix row by row, and which of its rows are long."""
+def effort(shape: tuple[int, int], nnz: int, n: int, dtype: DType) -> tuple[float, float]:
+    """Bytes of `b` that all elements read, from the L2 cache, and those of the operands."""
+    (m, k), vector = shape, VECTOR_BYTES // dtype.itemsize
+    result = _dtypes.numpy_dtype(dtype.result).itemsize
+    listed = nnz * (dtype.itemsize + INDEX) * -(-n // (WARP * min(vector, MOST_VECTOR)))
+    read = nnz * -(-n * dtype.itemsize // SECTOR) * SECTOR
+    return read, listed + n * (m * result + k * dtype.itemsize) + 8 * m
 
-    def __init__(self, shape: tuple[int, int], dtype: DType, rows: CsrRows, long_rows: Any):
-        self.shape, self.dtype, self.rows, self.long_rows = shape, dtype, rows, long_rows
+
+class CsrLayout:
+    """The non-zeros of a matrix row by row, and the pieces of its long rows.
+
+    Attributes
+    ----------
+    pieces : array of int32, shape (pieces, 2)
+        A long row, and the number of a piece of it; the pieces of the longest rows come first.
+    passed : int
+        How many pieces are not their whole row, which are the first.
+    most : int
+        Elements of a row that is not long.
+    """
+
+    def __init__(self, shape, dtype: DType, rows: CsrRows, pieces, passed: int, most: int):
+        self.shape, self.dtype, self.rows = shape, dtype, rows
+        self.pieces, self.passed, self.most = pieces, passed, most
         self._launches: dict[tuple, Ready] = {}
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in (*self.rows, self.long_rows))
+        return sum(x.nbytes for x in (*self.rows, self.pieces))
 
     def copy(self) -> CsrLayout:
         """The same layout elsewhere in memory."""
         rows = CsrRows(*(x.copy() for x in self.rows))
-        return CsrLayout(self.shape, self.dtype, rows, self.long_rows.copy())
+        pieces = self.pieces.copy()
+        settle()
+        return CsrLayout(self.shape, self.dtype, rows, pieces, self.passed, self.most)
 
     def launch(self, n: int, vector: int) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
@@ -109,22 +128,37 @@ class Ready(BoundProduct):
 
     def __init__(self, layout: CsrLayout, n: int, vector: int):
         super().__init__()
-        m, longs, rows = layout.shape[0], layout.long_rows.size, layout.rows
-        how = config(n, vector, rows.bits.size / m)
+        m, count, rows = layout.shape[0], len(layout.pieces), layout.rows
+        self._config = how = config(n, vector, m, rows.bits.size / m)
         kernel = loader.function(NAME, "product", _defines(layout.dtype, vector))
-        self._sizes = (kernel, (longs + -(-m // how.teams)) * how.chunks, THREADS, 0)
-        addresses = (x.data.ptr for x in (*rows, layout.long_rows))
-        self._left = np.array([(*addresses, m, longs, LONG)], LEFT)
-        self._how = tuple(np.array([x], np.int32) for x in (how.lanes, how.split, how.chunks))
-        self._vector = vector
+        self._sizes = (kernel, (count + -(-m // how.teams)) * how.chunks, THREADS, 0)
+        addresses = (x.data.ptr for x in (*rows, layout.pieces))
+        self._left = np.array([(*addresses, m, count, layout.most)], LEFT)
+        self._cut = tuple(np.array([x], np.int32) for x in (how.lanes, how.split, how.chunks))
+        self._slots = layout.passed * how.chunks
+        self._slot_bytes = how.lanes * how.vector * layout.dtype.accumulator.itemsize
+        self._rooms = StreamRooms(self._room)
+        self.per_stream = self._slots > 0
+        if self.per_stream:
+            self._rooms.reserve()
 
     def bind(self, b, out, stream: int) -> Launch:
         row, column = (s // b.itemsize for s in b.strides)
         right = np.array([(b.data.ptr, b.shape[1], row, column)], RIGHT)
         row, column = (s // out.itemsize for s in out.strides)
-        wide = fits(out, self._vector)
+        wide = fits(out, self._config.vector)
         result = np.array([(out.data.ptr, row, column, wide, 0)], OUT)
-        return Launch(*self._sizes, (self._left, right, result, *self._how))
+        shared = self._rooms.of_stream(stream) if self.per_stream else NONE
+        return Launch(*self._sizes, (self._left, right, result, shared, *self._cut))
+
+    def _room(self) -> tuple:
+        """Where the pieces of rows pass on their sums; the counts of pieces are zeros."""
+        import cupy
+
+        sums = cupy.empty(self._slots * self._slot_bytes, np.uint8)
+        arrived = cupy.zeros(self._slots, np.uint32)
+        settle()
+        return np.array([(sums.data.ptr, arrived.data.ptr)], SHARED), sums, arrived
 
 
 class ByRows:
@@ -157,18 +191,31 @@ def vector_of(b) -> int:
 
 
 def prepare(rows: CsrRows, shape: tuple[int, int], dtype: DType) -> CsrLayout:
-    """Take over the rows of a matrix; waits for the number of those that are long."""
+    """Take over the rows of a matrix; waits for their lengths."""
     import cupy
 
-    lengths = cupy.diff(rows.starts)
-    long_rows = cupy.flatnonzero(lengths > LONG)
-    long_rows = long_rows[cupy.argsort(-lengths[long_rows])].astype(np.int32)
+    lengths = np.diff(rows.starts.get())
+    most = int(max(LONG, LONGER * lengths.mean())) if lengths.size else LONG
+    pieces, passed = cut(lengths, most)
+    on_gpu = cupy.asarray(pieces)
     settle()
-    return CsrLayout(shape, dtype, rows, long_rows)
+    return CsrLayout(shape, dtype, rows, on_gpu, passed, most)
+
+
+def cut(lengths: np.ndarray, most: int) -> tuple[np.ndarray, int]:
+    """`CsrLayout.pieces` of rows of such lengths, and how many are not their whole row."""
+    long = np.flatnonzero(lengths > most)
+    long = long[np.argsort(-lengths[long], kind="stable")]
+    count = -(-lengths[long] // PIECE)
+    ends = np.cumsum(count)
+    number = np.arange(count.sum()) - np.repeat(ends - count, count)
+    pieces = np.stack([np.repeat(long, count), number], axis=1).astype(np.int32)
+    return pieces, int(count[count > 1].sum())
 
 
 def _defines(dtype: DType, vector: int) -> loader.Defines:
-    return (("ELEMENT", dtype.name), ("OUTPUT", dtype.result), ("VECTOR", vector))
+    names = (("ELEMENT", dtype.name), ("OUTPUT", dtype.result))
+    return (*names, ("VECTOR", vector), ("PIECE", PIECE))
 
 
 def bound(layout: CsrLayout, b, out) -> tuple[Any, Any]:

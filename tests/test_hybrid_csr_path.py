@@ -29,15 +29,25 @@ def laid_out(array, order, step):
 
 
 @pytest.mark.parametrize(
-    ("n", "vector", "mean", "want"),
-    [(1, 1, 1000, (1, 32)), (1, 1, 5, (1, 1)), (8, 4, 50, (2, 8)), (64, 4, 50, (16, 2)),
-     (5, 1, 3, (8, 1)), (512, 4, 900, (32, 1)), (12, 4, 16, (4, 2))],
+    ("n", "vector", "m", "mean", "want"),
+    [(1, 1, 10**6, 1000, (1, 32)), (1, 1, 10**6, 5, (1, 1)), (8, 4, 10**6, 50, (2, 4)),
+     (64, 4, 10**6, 50, (16, 2)), (5, 1, 10**6, 3, (8, 1)), (512, 4, 10**6, 900, (32, 1)),
+     (12, 4, 10**6, 16, (4, 1)), (1, 1, 1000, 40, (1, 32)), (8, 4, 1000, 6, (2, 4))],
 )  # fmt: skip
-def test_a_team_spans_the_columns_and_some_elements(n, vector, mean, want):
-    how = hybrid_csr.config(n, vector, mean)
+def test_a_team_spans_the_columns_and_some_elements(n, vector, m, mean, want):
+    how = hybrid_csr.config(n, vector, m, mean)
     assert (how.lanes, how.split) == want
     assert how.chunks * how.lanes * how.vector >= n > (how.chunks - 1) * how.lanes * how.vector
     assert how.teams * how.lanes * how.split == hybrid_csr.THREADS
+
+
+def test_long_rows_are_cut_into_pieces():
+    lengths = np.array([3, hybrid_csr.PIECE + 1, 0, 300, 5 * hybrid_csr.PIECE, 256])
+    pieces, passed = hybrid_csr.cut(lengths, 256)
+    want = [(4, 0), (4, 1), (4, 2), (4, 3), (4, 4), (1, 0), (1, 1), (3, 0)]
+    assert (pieces.tolist(), pieces.dtype, passed) == ([list(x) for x in want], np.int32, 7)
+    none, passed = hybrid_csr.cut(np.array([3, 4]), 256)
+    assert (none.shape, passed) == ((0, 2), 0)
 
 
 @pytest.mark.gpu
@@ -63,7 +73,7 @@ def test_product_is_that_of_the_dense_matrix(rng, cupy, n, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 1000, 5000])
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 1024, 1025, 5000])
 def test_rows_of_any_length_are_summed_exactly(rng, cupy, length, dtype):
     w = np.zeros((70, 6000), dtype)
     for row in (0, 33, 69):
@@ -80,9 +90,30 @@ def test_results_are_the_same_bits_every_time(rng, cupy):
     w = matrix(rng, (500, 4000), 0.95)
     w[::50] = rng.standard_normal(4000)
     h, b = s24.hybrid(cupy.asarray(w)), cupy.asarray(matrix(rng, (4000, 20), 0.0))
+    assert len(hybrid_csr.cut(np.count_nonzero(w, axis=1), 800)[0]) == 40
     first = h.matmul(b, algorithm="csr").get()
+    np.testing.assert_allclose(first, w @ b.get(), rtol=1e-4, atol=1e-3)
     for _ in range(20):
-        assert_same_bits(h.matmul(b, algorithm="csr").get(), first)
+        with cupy.cuda.Stream(non_blocking=True):
+            assert_same_bits(h.matmul(b, algorithm="csr").get(), first)
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_rows_that_are_cut_up(rng, cupy):
+    w = matrix(rng, (300, 3000), 0.97)
+    w[7] = 1
+    h, b = s24.hybrid(cupy.asarray(w)), cupy.asarray(matrix(rng, (3000, 8), 0.0))
+    want, out = h.matmul(b, algorithm="csr"), cupy.empty((300, 8), np.float32)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        h.matmul(b, algorithm="csr", out=out)
+        stream.begin_capture()
+        h.matmul(b, algorithm="csr", out=out)
+        graph = stream.end_capture()
+        for _ in range(3):
+            out.fill(99)
+            graph.launch(stream)
+            stream.synchronize()
+            assert_same_bits(out.get(), want.get())
 
 
 @pytest.mark.gpu

@@ -72,7 +72,7 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
     h = hybrid(cupy.asarray(w.astype(kind)))
     right = cupy.asarray(b.astype(kind))
     plan = h.explain(n)
-    wanted = {"tiles", "cublas"} | ({"rows"} if n <= 4 else set())
+    wanted = {"tiles", "cublas", "csr"} | ({"rows"} if n <= 4 else set())
     wanted |= {"panel"} if dtype != "int8" else set()
     if kind.itemsize == 2:
         wanted |= {"gather"} if n <= 16 else set()

@@ -13,6 +13,7 @@ import pytest
 from sparse24._hybrid import samples as hybrid_samples
 from sparse24._hybrid.lines import H200_LINES
 from sparse24.kernels import (
+    hybrid_csr,
     hybrid_gather,
     hybrid_gather_plan,
     hybrid_overflow,
@@ -28,8 +29,8 @@ from sparse24.kernels import (
 from sparse24.kernels.chip import H200
 
 LAYOUTS = (
-    hybrid_gather, hybrid_overflow, hybrid_panel, hybrid_rows, hybrid_scatter, hybrid_stream,
-    hybrid_wgmma,
+    hybrid_csr, hybrid_gather, hybrid_overflow, hybrid_panel, hybrid_rows, hybrid_scatter,
+    hybrid_stream, hybrid_wgmma,
 )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def test_small_matrices_are_measured_by_few_columns_and_of_few_non_zeros(measure
     hybrid_samples.sample(np, (256, 128), 0.8, samples)
     found = {name.partition("/")[0] for name, rows in samples.items() if rows}
     panels = {"panel16", "panel", "panel64"}
-    assert found == {"stream", "scatter", "base", "gather", "rows", "small"} | panels
+    assert found == {"stream", "scatter", "base", "gather", "rows", "small", "csr"} | panels
     assert samples["small/512"] == [(128, 65536, 5e-6)] * 4
     assert not next(one for one in measured if one.line == "small/512").captured
 

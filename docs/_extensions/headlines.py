@@ -114,8 +114,9 @@ def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], 
     )  # fmt: skip
 
 
-def _of_type(dtype: str, least_zeros: float) -> Callable[[Case], bool]:
-    return lambda c: c["dtype"] == dtype and c["family"] != "small" and c["zeros"] >= least_zeros
+def _of_type(dtype: str, least: float, most: float = 0.99) -> Callable[[Case], bool]:
+    """Unstructured matrices that are not small, by their share of zeros."""
+    return lambda c: c["dtype"] == dtype and c["family"] != "small" and least <= c["zeros"] <= most
 
 
 def _small(dtype: str, zeros: tuple[float, ...], low: int, high: int) -> Callable[[Case], bool]:
@@ -169,6 +170,8 @@ HEADLINES = (
              "hybrid", "best", _small("float16", (0.8,), 8, 64)),
     Headline("unstructured float32, 90 to 99 % zeros, 8 to 4096 columns", "hybrid", "best",
              _of_type("float32", 0.9)),
+    Headline("unstructured float32, 16384 x 16384, 99.7 to 99.99 % zeros, 1 to 256 columns",
+             "hybrid", "best", _of_type("float32", 0.997, 1)),
     Headline("unstructured float32, layers of 0.6 to 4.2 million elements, 90 to 99 % zeros, 1 to "
              "128 columns", "hybrid", "best", _small("float32", (0.9, 0.97, 0.99), 1, 128)),
     Headline("unstructured float64, 95 and 99 % zeros, 64 and 512 columns", "hybrid", "best",

@@ -23,7 +23,7 @@ from sparse24._version import __version__
 
 STEMS = (
     "hybrid_stream", "hybrid_scatter", "hybrid_gather", "hybrid_rows", "hybrid_overflow",
-    "hybrid_wgmma", "hybrid_panel",
+    "hybrid_wgmma", "hybrid_panel", "hybrid_csr",
 )  # fmt: skip
 SHAPES = ((768, 768), (1024, 4096), (4096, 4096), (4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.8, 0.95)

@@ -48,7 +48,14 @@ OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp a
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
 COPYING = ("scatter", "slots", "regrouped", "panel")
 ITEMSIZE = 2  # bytes of their elements
-CSR_STEP = 2.5e-7  # seconds for each element that a lane of csr reads of the longest row
+# Seconds by which paths take longer that copy parts of b to shared memory, where they have little
+# to multiply it by (docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"):
+STAGED_BYTE = 1.8e-13  # rows: for each byte that a block copies
+PANEL_BYTE = 4.5e-16  # panel: for each row of the matrix, and byte of b
+PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # panel: for each row of b beyond so many
+GATHER_FREE, GATHER_BYTE = 16384, 1.75e-15  # gather: the same as panel's, if b has more rows,
+GATHER_STEP = 2e-11  # and for each byte of b
+GATHER_WIDE = 9.5e-14  # gather by more than 8 columns: for each byte of the dense matrix
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
@@ -130,14 +137,25 @@ def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
         times["scatter"] = _longer(units, n) * line.seconds(*effort)
     fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
-        effort = hybrid_rows_plan.effort(rows_plan(h), dtype, device.multiprocessors)
+        plan = rows_plan(h)
+        effort = hybrid_rows_plan.effort(plan, dtype, device.multiprocessors)
         line = line_of(lines, hybrid_lines.ROWS_LINES[dtype.itemsize], n)
-        times["rows"] = line.seconds(*effort)
+        copied = plan.of_blocks.size * hybrid_rows.shared_memory(k, dtype, n, plan.warps)
+        times["rows"] = line.seconds(*effort) + STAGED_BYTE * copied
     fits = device.most_shared >= gather_plan.PANEL_BYTES * (1 + gather_plan.MOST_HELD)
     if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
         effort = gather_plan.effort(gather_units(h), k, n, device)
-        times["gather"] = line_of(lines, "gather", n).seconds(*effort)
+        times["gather"] = line_of(lines, "gather", n).seconds(*effort) + _gathers_longer(h, n)
     return times
+
+
+def _gathers_longer(h, n: int) -> float:
+    """Seconds by which gather takes longer than its line predicts, for many rows of `b`."""
+    (m, k), wide = h.shape, n > hybrid_lines.COLUMN_CLASSES["gather"][-2]
+    longer = GATHER_WIDE * h.size * ITEMSIZE if wide else 0.0
+    if k > GATHER_FREE:
+        longer += k * n * ITEMSIZE * (GATHER_BYTE * m + GATHER_STEP)
+    return longer
 
 
 def _longer(units, n: int) -> float:
@@ -166,7 +184,9 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     effort = hybrid_panel_plan.effort(panel_units(h), k, n, device, dtype.itemsize)
     line = line_of(lines, hybrid_lines.PANEL_LINES[dtype.itemsize], n)
     storing = h.shape[0] * n * dtype.itemsize / PANEL_STORES
-    return {"panel": max(line.seconds(*effort), storing)}
+    copying = PANEL_BYTE * h.size * n * dtype.itemsize
+    walking = PANEL_STEP * max(0, k - PANEL_FREE)
+    return {"panel": max(line.seconds(*effort), storing, copying, walking)}
 
 
 def _csr_time(h, n: int, lines) -> dict[str, float]:
@@ -176,8 +196,7 @@ def _csr_time(h, n: int, lines) -> dict[str, float]:
     if h.shape[1] >= hybrid_csr.MOST_COLUMNS:
         return {}
     effort = hybrid_csr.effort(h.shape, h.nnz, n, h.tiles.dtype)
-    longest = hybrid_csr.longest_row(int(row_lengths(h)[0]), n) * CSR_STEP
-    return {"csr": max(line_of(lines, "csr", n).seconds(*effort), longest)}
+    return {"csr": line_of(lines, "csr", n).seconds(*effort)}
 
 
 def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:

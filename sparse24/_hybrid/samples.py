@@ -20,7 +20,8 @@ from sparse24.kernels.chip import chip
 MANY = (512, 2048)  # columns of the paths for many
 FEW_COLUMNS = (8, 16, 32, 64)  # of the dense product of a small matrix
 FEWER = {"float16": 16, "float32": 4, "float64": 8}  # times fewer non-zeros for the panel path
-MOST_PANEL = 1 << 25  # places of a matrix of which the panel path is measured
+FEWEST = 100  # times fewer for the path csr
+MOST_PANEL = 1 << 25  # places of a matrix of which the paths of few non-zeros are measured
 FROM_MEMORY = 256  # columns up to which products are bound by reading the matrix
 LEAST_SECONDS = 1e-6  # of a sample, whatever is taken off
 MOST_COPIES = 7  # of a layout, which push one another out of the L2 cache,
@@ -68,6 +69,7 @@ def sample(cupy, shape: tuple[int, int], zeros: float, samples: dict[str, list])
         groups.append(_of_many(cupy, dense, 1 - zeros, rng))
     if drawn.size <= MOST_PANEL:
         groups += [_of_panel(cupy, drawn, zeros, name, rng) for name in FEWER]
+        groups += [_of_csr(cupy, drawn, zeros, name, rng) for name in FEWER]
     for group in groups:
         _measure(cupy, list(group), samples)
 
@@ -194,6 +196,31 @@ def _of_panel(cupy, drawn, zeros: float, name: str, rng) -> Iterator[_Sample]:
         effort = hybrid_panel_plan.effort(layout.units, k, n, here, dtype.itemsize)
         call = functools.partial(hybrid_panel.product, layout, b, out)
         yield _Sample(class_of(line, n), effort, [call])
+
+
+def _of_csr(cupy, drawn, zeros: float, name: str, rng) -> Iterator[_Sample]:
+    """The path of hardly any non-zeros, of elements of one type."""
+    from sparse24.kernels import hybrid_csr
+
+    dtype, (m, k) = TABLE[name], drawn.shape
+    held = rng.random(drawn.shape, dtype=cupy.float32) >= 1 - (1 - zeros) / FEWEST
+    bits = cupy.where(held, drawn, 0).astype(dtype.logical).view(dtype.storage)
+    rows = _csr_rows(cupy, bits)
+    layout = hybrid_csr.prepare(rows, drawn.shape, dtype)
+    for n in COLUMN_CLASSES["csr"]:
+        b = rng.standard_normal((k, n), dtype=cupy.float32).astype(dtype.logical)
+        out = cupy.empty((m, n), dtype.logical)
+        effort = hybrid_csr.effort(drawn.shape, rows.bits.size, n, dtype)
+        call = functools.partial(hybrid_csr.product, layout, b, out)
+        yield _Sample(class_of("csr", n), effort, [call])
+
+
+def _csr_rows(cupy, bits):
+    from sparse24.kernels.csr import CsrRows
+
+    row, column = cupy.nonzero(bits)
+    starts = cupy.searchsorted(row, cupy.arange(bits.shape[0] + 1))
+    return CsrRows(starts.astype(np.int64), column.astype(np.int32), bits[row, column])
 
 
 def _compile(cupy, samples: Sequence[_Sample]) -> None:

@@ -32,7 +32,8 @@ from sparse24.formats.hybrid import HybridArray
 # What builds and multiplies on each path.
 STEMS_OF = {
     "cublas": (), "compact": (),
-    "rows": ("hybrid_rows",), "gather": ("hybrid_gather",), "panel": ("hybrid_panel",),
+    "csr": ("hybrid_csr",), "rows": ("hybrid_rows",),
+    "gather": ("hybrid_gather",), "panel": ("hybrid_panel",),
     "stream": ("hybrid_stream",), "scatter": ("hybrid_scatter",), "tiles": ("hybrid_tiles",),
     "slots": ("hybrid_evict", "hybrid_wgmma"), "regrouped": ("hybrid_regroup", "hybrid_wgmma"),
     "two_four": ("compress", "sparse_wgmma", "hybrid_overflow"),
@@ -40,6 +41,7 @@ STEMS_OF = {
 STEMS = sorted({stem for stems in STEMS_OF.values() for stem in stems})
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 SMALL = ((768, 768), (768, 3072), (1024, 1024), (1024, 4096), (2048, 2048), (3072, 768))
+NEARLY_EMPTY = (16384, 16384)
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
 SMALL_COLUMNS = (1, 8, 16, 64, 128, 512)
 MIDDLE = (96, 128, 192, 256)  # columns between few and many
@@ -226,6 +228,13 @@ def plan_float32():
     for shape in SMALL:
         for zeros in FLOAT32_ZEROS:
             yield "small", shape, zeros, SMALL_COLUMNS[::2]
+    yield from plan_nearly_empty()
+
+
+def plan_nearly_empty():
+    """Large matrices with hardly any elements, as of graphs, in float32."""
+    for zeros in (0.997, 0.999, 0.9999):
+        yield "iid", NEARLY_EMPTY, zeros, (1, 8, 64, 256)
 
 
 def plan_float64():
