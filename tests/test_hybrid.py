@@ -338,6 +338,23 @@ def test_summary_tells_bands_memory_and_choice(rng):
     assert repr(h).startswith("<HybridArray 512x512 float32, ")
 
 
+@pytest.mark.parametrize(
+    ("held", "zeros"),
+    [
+        (0, "100.0%"),
+        (1, "99.9994%"),
+        (8, "99.995%"),
+        (80, "99.95%"),
+        (800, "99.5%"),
+        (8000, "95.1%"),
+    ],
+)
+def test_hardly_any_elements_do_not_read_as_none(held, zeros):
+    w = np.zeros((400, 410), np.float32)
+    w.reshape(-1)[:held] = 1
+    assert repr(hybrid(w)) == f"<HybridArray 400x410 float32, {zeros} zeros, cpu>"
+
+
 @pytest.mark.parametrize("what", ["kind", "density"])
 def test_tile_map(rng, what):
     matplotlib = pytest.importorskip("matplotlib")
