@@ -379,3 +379,11 @@ def test_refused_types_are_not_told_to_become_fp8(dtype):
     assert "fp8" not in str(refused.value)
     with pytest.raises(DTypeError, match=r"^dtype must be .* int8 for a hybrid .*; name one of"):
         hybrid(w, dtype="float8_e5m2")
+
+
+def test_a_matrix_of_too_many_tiles_is_told_to_stay_in_csr():
+    wide = scipy.sparse.csr_array(([1.0], ([3], [5])), shape=(64, 1 << 52))
+    with pytest.raises(MemoryError) as told:
+        hybrid(wide)
+    assert f"each of its {1 << 46} tiles" in told.value.__notes__[0]
+    assert "CSR" in told.value.__notes__[0]
