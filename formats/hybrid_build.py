@@ -119,8 +119,8 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
     except MemoryError as error:
         tiles = math.prod(ht.grid_of(source.shape))
         error.add_note(
-            f"a hybrid matrix stores 21 bytes for each of its {tiles} tiles of 64x64, also for empty "
-            "ones; leave a matrix with hardly any elements in CSR"
+            f"a hybrid matrix stores 21 bytes for each of its {tiles} tiles of 64x64, also for "
+            "empty ones; leave a matrix with hardly any elements in CSR"
         )
         raise
 
