@@ -69,9 +69,11 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _way_to_array(x: Any) -> str:
-    """How to get at the array of what has one: a file's name, a layer."""
+    """How to get at the array of what has one, or to do without: a file's name, a layer."""
     if isinstance(x, str | bytes | os.PathLike):
         return "; read the file first, with the reader of its format"
+    if hasattr(x, "matvec"):
+        return "; multiply operators: wrap the sparse array by scipy.sparse.linalg.aslinearoperator"
     return "; pass its .weight" if hasattr(x, "weight") else ""
 
 
