@@ -229,9 +229,16 @@ def made_by(array: Any, given: Any, maker: str) -> DTypeError:
 
 def densified(x: Any) -> Any:
     """A sparse array of this library, SciPy or cupyx made dense; all else unchanged."""
-    if isinstance(x, Refusals) or _arrays.is_sparse_matrix(x):
+    if not isinstance(x, Refusals) and not _arrays.is_sparse_matrix(x):
+        return x
+    try:
         return convert.checked(x, argument="the operand").toarray()
-    return x
+    except MemoryError as error:
+        error.add_note(
+            "a sparse operand is made dense here; the product of two of SciPy's formats, such as "
+            "A.tocsr() @ m.tocsr(), is sparse"
+        )
+        raise
 
 
 def _unpickled(kind: type[SparseArray], fields: tuple, device: str) -> SparseArray:

@@ -12,7 +12,7 @@ from sparse24.formats.hybrid_storage import HybridStorage
 
 
 class HybridArray(HybridStorage):
-    """An unstructured sparse matrix in 64x64 tiles: empty, dense, 2:4 with overflow, or bitmap.
+    """An unstructured sparse matrix in 64x64 tiles: empty, dense, 2:4, bitmap, or scattered.
 
     Made by `sparse24.hybrid` or `from_tiles`, and immutable.  Elements are float16, bfloat16,
     float32, float64 or int8.  ``H @ b`` equals ``H.toarray() @ b`` up to the order of summation.

@@ -8,6 +8,7 @@ a few bands of tiles at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,18 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
     `choose` maps the tiles' counts of non-zeros and of 2:4 overflow to kinds.
     On the GPU this waits once, for the counts.
     """
+    try:
+        return _built(source, choose)
+    except MemoryError as error:
+        tiles = math.prod(ht.grid_of(source.shape))
+        error.add_note(
+            f"a hybrid matrix stores 21 bytes for each of its {tiles} tiles of 64x64, also for "
+            "empty ones; leave a matrix with hardly any elements in CSR"
+        )
+        raise
+
+
+def _built(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
     rows = source.csr_rows()
     nonzeros, overflow = _survey(source, rows)
     kinds = choose(nonzeros, overflow).astype(np.uint8)

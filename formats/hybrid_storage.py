@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _dtypes, _storage
+from sparse24 import _arrays, _devices, _dtypes, _storage, _table
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid.layouts import MOST_BLOCKS
@@ -152,7 +152,7 @@ class HybridStorage(SparseArray):
     def __repr__(self) -> str:
         return (
             f"<HybridArray {self.shape[0]}x{self.shape[1]} {self._dtype.name}, "
-            f"{1 - self.density:.1%} zeros, {self.device}>"
+            f"{_table.rest(self.density)} zeros, {self.device}>"
         )
 
     # Out of it

@@ -1,6 +1,6 @@
 """What sparse arrays have by the names of SciPy's: conversions to its formats, its operators.
 
-Names that only CuPy's and torch's arrays have lead to what stands for them here.
+Names that only other arrays have lead to what stands for them here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sparse24.formats import convert
 ONLY_OF_SCIPY = frozenset((
     "argmax", "argmin", "conj", "conjugate", "count_nonzero", "data", "diagonal", "expm1", "format",
     "imag", "indices", "indptr", "log1p", "maximum", "minimum", "nonzero", "power", "real",
-    "reshape", "sign", "sqrt", "tobsr", "todia", "todok", "tolil", "trace",
+    "reshape", "setdiag", "sign", "sqrt", "tobsr", "todia", "todok", "tolil", "trace",
 ))  # fmt: skip
 
-# Attributes of CuPy's and torch's arrays, and what stands in their place here.
+# Attributes of other arrays, CuPy's, torch's and SciPy's, and what stands in their place here.
 OF_OTHERS = {
     "get": '.to_device("cpu")', "cpu": '.to_device("cpu")', "cuda": '.to_device("cuda")',
     "to": ".to_device(device) or .astype(dtype)",
@@ -26,6 +26,9 @@ OF_OTHERS = {
     "float": '.astype("float32")', "double": '.astype("float64")',
     "to_dense": ".toarray()", "numpy": ".toarray()", "t": ".T",
     "flatten": ".toarray().flatten", "ravel": ".toarray().ravel", "tolist": ".toarray().tolist",
+    "A": ".toarray()", "H": ".T", "getnnz": ".nnz or .tocsr().count_nonzero(axis)",
+    "getrow": ".tocsr()[[i]]", "getcol": ".tocsr()[:, [j]]",
+    "row": ".tocoo().row", "col": ".tocoo().col", "coords": ".tocoo().coords",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -63,8 +64,17 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
                 f"{argument} must hold numbers, got a {kind} that NumPy reads as objects; replace "
                 "None, and integers beyond 64 bits"
             )
-        raise DTypeError(f"{argument} must be an array, got {kind}")
+        raise DTypeError(f"{argument} must be an array, got {kind}{_way_to_array(x)}")
     return array, identity
+
+
+def _way_to_array(x: Any) -> str:
+    """How to get at the array of what has one, or to do without: a file's name, a layer."""
+    if isinstance(x, str | bytes | os.PathLike):
+        return "; read the file first, with the reader of its format"
+    if hasattr(x, "matvec"):
+        return "; multiply operators: wrap the sparse array by scipy.sparse.linalg.aslinearoperator"
+    return "; pass its .weight" if hasattr(x, "weight") else ""
 
 
 def goes_by_view(x: Any) -> bool:

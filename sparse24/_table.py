@@ -51,6 +51,12 @@ def share(part: float | None) -> str:
     return "inf or NaN" if part is None or math.isnan(part) else f"{part:.1%}"
 
 
+def rest(part: float) -> str:
+    """What a share leaves, in percent, with as many decimals as keep it from reading 100."""
+    decimals = max(1, math.ceil(-math.log10(100 * part))) if part else 1
+    return f"{1 - part:.{decimals}%}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person reads them."""
     if seconds < 1e-3:

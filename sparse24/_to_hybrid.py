@@ -8,8 +8,9 @@ from sparse24 import _check, _devices
 def hybrid(w, *, n_hint: int | None = None, dtype=None):
     """Store an unstructured sparse matrix, with all its elements, for fast products.
 
-    The matrix is divided into 64x64 tiles; each is stored as empty, dense, 2:4 with a list of
-    the elements that do not fit, or a bitmap, whichever a cost model finds cheapest.
+    The matrix is divided into 64x64 tiles; each is stored as empty, dense, 2:4 with a list of the
+    elements that do not fit, a bitmap with its non-zeros, or non-zeros with their places, whichever
+    a cost model finds cheapest.
 
     Parameters
     ----------
@@ -44,11 +45,12 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     On the GPU this waits, once, for the counts of the first pass.  Building reads the non-zeros of
     a sparse matrix, and all m * k elements of a dense one, or of one of SciPy in which elements
     occur twice, a few rows of tiles at a time.  It also counts in every tile, of which there are
-    m * k / 4096.
+    m * k / 4096, and each takes 21 bytes, also an empty one: CSR is the better form of large,
+    nearly empty matrices, such as a graph of a million nodes, of which the tiles would take 5 GB.
 
-    On the GPU the transpose, `astype`, `tocsr` and the first product of a kind temporarily make the
-    whole matrix dense, which must fit into memory; on the CPU they do not if at least three
-    quarters of the elements are zeros.  On the CPU a matrix that has been multiplied takes more
+    On the GPU the transpose, `astype` and the first product of a kind temporarily make the whole
+    matrix dense, which must fit into memory; on the CPU they do not if at least three quarters of
+    the elements are zeros.  On the CPU a matrix that has been multiplied takes more
     memory than SciPy's CSR, which is also faster with 2 to 8 columns if fewer than about one
     element in 200 is a non-zero.
 

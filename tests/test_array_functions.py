@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse
+from scipy.sparse.linalg import aslinearoperator
 
 import sparse24 as s24
 from sparse24 import _dtypes
@@ -251,7 +254,14 @@ def test_shapes_are_whole_numbers(shape):
     ("call", "error", "words"),
     [
         (lambda: s24.compress("w.npy"), s24.DTypeError, "x must be an array, got str"),
-        (lambda: s24.hybrid(b"w.mtx"), s24.DTypeError, "w must be an array, got bytes"),
+        (lambda: s24.hybrid(b"w.mtx"), s24.DTypeError, "w must be an array, got bytes; read the"),
+        (
+            lambda: s24.random((4, 4)) @ aslinearoperator(np.eye(4)),
+            s24.DTypeError,
+            "wrap the sparse",
+        ),
+        (lambda: s24.hybrid(Path("w.npy")), s24.DTypeError, "Path; read the file first"),
+        (lambda: s24.prune(SimpleNamespace(weight=1)), s24.DTypeError, r"; pass its \.weight$"),
         (lambda: s24.compress(None), s24.DTypeError, "x must be an array, got NoneType"),
         (lambda: s24.compress([[1.0, 0], [1.0]]), s24.ShapeError, "x must be an array: "),
         (lambda: s24.compress(np.eye(4), pattern=(2.5, 4)), s24.PatternError, "must be a pair"),

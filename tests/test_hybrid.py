@@ -341,6 +341,23 @@ def test_summary_tells_bands_memory_and_choice(rng):
     assert repr(h).startswith("<HybridArray 512x512 float32, ")
 
 
+@pytest.mark.parametrize(
+    ("held", "zeros"),
+    [
+        (0, "100.0%"),
+        (1, "99.9994%"),
+        (8, "99.995%"),
+        (80, "99.95%"),
+        (800, "99.5%"),
+        (8000, "95.1%"),
+    ],
+)
+def test_hardly_any_elements_do_not_read_as_none(held, zeros):
+    w = np.zeros((400, 410), np.float32)
+    w.reshape(-1)[:held] = 1
+    assert repr(hybrid(w)) == f"<HybridArray 400x410 float32, {zeros} zeros, cpu>"
+
+
 @pytest.mark.parametrize("what", ["kind", "density"])
 def test_tile_map(rng, what):
     matplotlib = pytest.importorskip("matplotlib")
@@ -365,3 +382,11 @@ def test_refused_types_are_not_told_to_become_fp8(dtype):
     assert "fp8" not in str(refused.value)
     with pytest.raises(DTypeError, match=r"^dtype must be .* int8 for a hybrid .*; name one of"):
         hybrid(w, dtype="float8_e5m2")
+
+
+def test_a_matrix_of_too_many_tiles_is_told_to_stay_in_csr():
+    wide = scipy.sparse.csr_array(([1.0], ([3], [5])), shape=(64, 1 << 52))
+    with pytest.raises(MemoryError) as told:
+        hybrid(wide)
+    assert f"each of its {1 << 46} tiles" in told.value.__notes__[0]
+    assert "CSR" in told.value.__notes__[0]

@@ -91,6 +91,14 @@ def test_names_of_cupy_and_torch_lead_to_those_here(a):
             assert hasattr(a, called)
 
 
+def test_a_sparse_operand_that_memory_cannot_hold_leads_to_a_sparse_product():
+    huge = scipy.sparse.coo_array(([1.0], ([3], [5])), shape=(1 << 24, 1 << 24)).tocsr()
+    for a in (s24.hybrid(scipy.sparse.eye_array(64)), s24.random((64, 64), rng=0)):
+        with pytest.raises(MemoryError) as told:
+            a @ huge
+        assert "A.tocsr() @ m.tocsr(), is sparse" in told.value.__notes__[0]
+
+
 def test_types_are_converted_as_for_numpy(a):
     for copy in (True, False):
         assert a.astype(np.float64, copy=copy) is a  # immutable

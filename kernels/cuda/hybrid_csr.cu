@@ -5,14 +5,14 @@
 //   values    [elements]
 //   pieces    [pieces]     a row of more than `most` elements, and the number of a piece of it
 //
-// A team of lanes * split threads takes a row and lanes * VECTOR columns of the result: each lane has VECTOR neighbouring
+// A team of lanes * split threads takes a row and lanes * VECTOR columns of the result: each lane has VECTOR adjacent
 // columns, for which it reads a vector of b for every split-th element.  Teams are parts of a warp, so short rows share
 // one.  Long rows are cut into pieces of kPiece elements, each for a block, whose teams take turns; their blocks come
 // first.  Pieces of a row pass their sums through global memory, and the block that is the last to do so adds them in
 // order.  So sums are added in an order that depends on the sizes alone: the same bits every time.
 // Bound by the reads of b, from the L2 cache: itemsize * n for each element, but at least 32 bytes.
 //
-// Macros: ELEMENT OUTPUT PIECE VECTOR (power of two; b has aligned vectors of so many elements where it is more than 1).
+// Macros: ELEMENT OUTPUT PIECE VECTOR (a power of two; if it is more than 1, b has aligned vectors of so many).
 // Reference: a dense product.  Launcher: kernels/hybrid_csr.py.
 #include "numeric.cuh"
 
@@ -25,7 +25,8 @@ using Sum = decltype(In::load(Element{}));
 
 constexpr int kThreads = 256, kWarp = 32, kAhead = 4;  // elements of a lane that are read at once
 constexpr int kPiece = PIECE;
-constexpr int kResident = VECTOR == 1 && sizeof(Sum) == 4 ? 6 : 4;  // blocks of a multiprocessor: registers just suffice
+// Blocks of a multiprocessor, as many as leave enough registers.
+constexpr int kResident = VECTOR == 8 ? 3 : 4;
 constexpr int vector_bytes(int bytes) { return bytes < 16 ? bytes : 16; }
 struct alignas(vector_bytes(VECTOR * sizeof(Element))) Right { Element x[VECTOR]; };
 struct alignas(vector_bytes(VECTOR * sizeof(Result))) Stored { Result x[VECTOR]; };
@@ -104,7 +105,8 @@ __device__ void add_teams(Sums& sums, int lanes, int split) {
 
 // Passes on the sums of a piece, and adds those of all pieces of its row in the block that comes last, which returns
 // true.  For a whole warp, of which the first `lanes` threads have sums.
-__device__ bool add_pieces(Sums& sums, const Shared& shared, Count first, int number, int count, int lanes, int chunks) {
+__device__ bool add_pieces(Sums& sums, const Shared& shared, Count first, int number, int count, int lanes,
+                           int chunks) {
     const int lane = threadIdx.x, chunk = blockIdx.x % chunks;
     Sums* const slots = shared.sums + (first * chunks + chunk) * lanes + lane;
     const Count apart = Count(chunks) * lanes;
