@@ -107,8 +107,8 @@ class HybridStorage(SparseArray):
             return tiles
 
     def _to_build(self, transposed: ht.TransposedTiles) -> Any:
-        """What a transposed matrix is built from; on the CPU CSR, where that is less."""
-        if self.is_less_as_csr:
+        """What a transposed matrix is built from: CSR, where that is less than the dense matrix."""
+        if CSR_BELOW * self._nnz < self.size:
             return self.tocsr()
         return type(self)(transposed.source, self._nnz).toarray().T
 
@@ -184,25 +184,25 @@ class HybridStorage(SparseArray):
     def held(self) -> tuple[Any, Any, Any]:
         """Where rows start, and the columns and bits of their elements; on a GPU this waits.
 
-        On the CPU a transposed matrix takes them from the tiles of the other.
+        A transposed matrix takes them from the tiles of the other.
         """
+        tiles = hybrid_build.as_bits(self._tiles.source)
+        turn = isinstance(self._tiles, ht.TransposedTiles)
         if self.device != "cpu":
-            from sparse24.kernels import hybrid_tiles
+            from sparse24.kernels import csr, hybrid_tiles
 
-            return hybrid_tiles.rows(self.tiles)
+            rows = hybrid_tiles.rows(tiles)
+            return csr.turned(rows, self.shape[0]) if turn else rows
         from sparse24.kernels import cpu_hybrid_held
 
-        tiles = self._tiles
-        if isinstance(tiles, ht.TransposedTiles):
-            rows = cpu_hybrid_held.held(hybrid_build.as_bits(tiles.source))
-            return cpu_hybrid_held.turned(*rows, self.shape[0])
-        return cpu_hybrid_held.held(hybrid_build.as_bits(tiles))
+        held = cpu_hybrid_held.held(tiles)
+        return cpu_hybrid_held.turned(*held, self.shape[0]) if turn else held
 
     @_devices.on_own_device
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        Nothing becomes dense, but a transposed matrix on a GPU.
+        Nothing becomes dense.
         """
         starts, columns, bits = self.held()
         values = bits.view(self._dtype.logical)

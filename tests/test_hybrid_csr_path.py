@@ -9,6 +9,7 @@ from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
 from sparse24 import _dtypes
+from sparse24.formats import hybrid_build
 from sparse24.kernels import hybrid_csr
 
 pytestmark = pytest.mark.stem("hybrid_csr")
@@ -17,6 +18,12 @@ pytestmark = pytest.mark.stem("hybrid_csr")
 @pytest.fixture
 def cupy():
     return pytest.importorskip("cupy")
+
+
+def on_gpu(m):
+    from cupyx.scipy import sparse as cupyx_sparse
+
+    return cupyx_sparse.csr_matrix(m)
 
 
 def laid_out(array, order, step):
@@ -153,6 +160,22 @@ def test_csr_of_a_gpu_matrix(rng, cupy):
     np.testing.assert_array_equal(small.toarray(), want)
     empty = s24.hybrid(cupy.zeros((5, 0), np.float32)).tocsr()
     assert (empty.shape, empty.nnz) == ((5, 0), 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("hybrid_tiles", "hybrid_fill")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_nothing_of_a_nearly_empty_matrix_becomes_dense(rng, cupy, dtype, monkeypatch):
+    m = scipy.sparse.random_array((3000, 7000), density=5e-4, rng=rng, dtype=np.float32).tocsr()
+    m.data = rng.integers(1, 4, m.nnz).astype(np.float32)
+    h = s24.hybrid(on_gpu(m), dtype=dtype)
+    monkeypatch.setattr(hybrid_build, "decode", None)
+    for n in (1, 8, 300):
+        b = rng.integers(-2, 3, (7000, n)).astype(dtype)
+        np.testing.assert_array_equal((h @ cupy.asarray(b)).get(), (m @ b).astype(dtype))
+        x = rng.integers(-2, 3, (n, 3000)).astype(dtype)
+        np.testing.assert_array_equal((cupy.asarray(x) @ h).get(), (x @ m).astype(dtype))
+    assert (h.T.tocsr().get() != m.T).nnz == 0
 
 
 @pytest.mark.gpu

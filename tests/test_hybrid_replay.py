@@ -10,10 +10,10 @@ import sparse24 as s24
 from sparse24._errors import ArgumentError
 from sparse24._to_hybrid import hybrid
 
-STEMS = ("rows", "gather", "panel", "scatter", "stream", "wgmma")
+STEMS = ("csr", "rows", "gather", "panel", "scatter", "stream", "wgmma")
 pytestmark = [pytest.mark.stem(*(f"hybrid_{stem}" for stem in STEMS)), pytest.mark.gpu]
 PATHS = [
-    ("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256),
+    ("csr", 1), ("csr", 40), ("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256),
     ("regrouped", 256), ("panel", 40),
 ]  # fmt: skip
 

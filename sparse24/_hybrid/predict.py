@@ -27,6 +27,7 @@ from sparse24._hybrid.lines import line_of
 from sparse24._hybrid.on_cpu import even_shares
 from sparse24.kernels.chip import Chip, chip
 
+NEARLY_EMPTY = 0.001  # density below which the path csr alone is considered
 MANY = 256  # columns from which a gather of the dense operand can pay
 SHORT_FROM = {False: 64, True: 256}  # columns beyond which all operands count, of small matrices
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
@@ -77,9 +78,11 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     times = {"tiles": _tile_time(h, n, lines) + 5e-6, "cublas": dense}
     if not h.size:
         return times
+    times |= _csr_time(h, n, lines)
+    if h.density < NEARLY_EMPTY:  # where csr wins, and nothing should become dense
+        return times
     times |= _few_columns_times(h, n, lines, device)
     times |= _panel_time(h, n, lines, device)
-    times |= _csr_time(h, n, lines)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines, device)
     if dtype.itemsize == 2 and n > STREAM_COLUMNS:
