@@ -189,10 +189,10 @@ class HybridStorage(SparseArray):
         tiles = hybrid_build.as_bits(self._tiles.source)
         turn = isinstance(self._tiles, ht.TransposedTiles)
         if self.device != "cpu":
-            from sparse24.kernels import csr, hybrid_tiles
+            from sparse24.kernels import hybrid_tiles
 
             rows = hybrid_tiles.rows(tiles)
-            return csr.turned(rows, self.shape[0]) if turn else rows
+            return convert.turned(*rows, self.shape[0]) if turn else rows
         from sparse24.kernels import cpu_hybrid_held
 
         held = cpu_hybrid_held.held(tiles)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 
 class CsrRows(NamedTuple):
     """A CSR matrix whose columns ascend in each row, without duplicates; all NumPy or all CuPy.
@@ -22,13 +20,3 @@ class CsrRows(NamedTuple):
     starts: Any
     columns: Any
     bits: Any
-
-
-def turned(rows: CsrRows, k: int) -> CsrRows:
-    """The rows of the transposed matrix, which are the `k` columns of this one, on a GPU."""
-    import cupy
-
-    order = cupy.argsort(rows.columns, kind="stable")
-    starts = cupy.searchsorted(rows.columns[order], cupy.arange(k + 1))
-    row = cupy.searchsorted(rows.starts, order, side="right") - 1
-    return CsrRows(starts.astype(np.int64), row.astype(np.int32), rows.bits[order])

@@ -13,8 +13,8 @@ from sparse24._to_hybrid import hybrid
 STEMS = ("csr", "rows", "gather", "panel", "scatter", "stream", "wgmma")
 pytestmark = [pytest.mark.stem(*(f"hybrid_{stem}" for stem in STEMS)), pytest.mark.gpu]
 PATHS = [
-    ("csr", 1), ("csr", 40), ("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256),
-    ("regrouped", 256), ("panel", 40),
+    ("csr", 1), ("csr", 40), ("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16),
+    ("slots", 256), ("regrouped", 256), ("panel", 40),
 ]  # fmt: skip
 
 

@@ -126,44 +126,32 @@ __device__ bool add_pieces(Sums& sums, const Shared& shared, Count first, int nu
     return true;
 }
 
-// What a thread multiplies: elements first, first + step, ... of a row.
-struct Share {
-    Count row, first, last;
-    int step;
-};
-
-// The share of a thread whose team takes a row; nothing of a row that is not there, or cut into pieces.
-__device__ Share share_of_row(const Left& a, Count row, int part, int split) {
-    if (row >= a.m) return {row, 0, 0, 1};
-    const Count first = a.starts[row], last = a.starts[row + 1];
-    return last - first <= a.most ? Share{row, first + part, last, split} : Share{a.m, 0, 0, 1};
-}
-
-// The share of a thread whose block takes a piece of a row.
-__device__ Share share_of_piece(const Left& a, int2 piece, int part, int parts) {
-    const Count first = a.starts[piece.x] + Count(piece.y) * kPiece;
-    return {piece.x, first + part, min(first + kPiece, a.starts[piece.x + 1]), parts};
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, kResident)
 product(const Left a, const Dense right, const Product out, const Shared shared, int lanes, int split, int chunks) {
     const int teams = kThreads / (lanes * split), team = threadIdx.x / (lanes * split);
     const int lane = threadIdx.x % lanes, part = threadIdx.x / lanes % split;
     const Count group = blockIdx.x / chunks, column = (Count(blockIdx.x % chunks) * lanes + lane) * VECTOR;
-    const bool inside = column < right.n, is_piece = group < a.count;
-    const int2 piece = is_piece ? a.pieces[group] : int2{0, 0};
-    const Share share = is_piece ? share_of_piece(a, piece, team * split + part, teams * split)
-                                 : share_of_row(a, (group - a.count) * teams + team, part, split);
+    const bool inside = column < right.n;
+    const Element* const b = right.b + column * right.column;
     Sums sums = {};
-    if (inside) multiply(sums, a, share.first, share.last, share.step, right.b + column * right.column, right.row);
-    add_split(sums, lanes, split);
-    if (!is_piece) {
-        if (part == 0 && inside && share.row < a.m) store(sums, out, share.row, column, right.n);
+
+    if (group >= a.count) {
+        const Count row = (group - a.count) * teams + team;
+        const Count first = row < a.m ? a.starts[row] : 0, last = row < a.m ? a.starts[row + 1] : 0;
+        const bool here = row < a.m && inside && last - first <= a.most;
+        if (here) multiply(sums, a, first + part, last, split, b, right.row);
+        add_split(sums, lanes, split);
+        if (here && part == 0) store(sums, out, row, column, right.n);
         return;
     }
+    const int2 piece = a.pieces[group];
+    const Count row = piece.x, first = a.starts[row] + Count(piece.y) * kPiece;
+    const int count = int((a.starts[row + 1] - a.starts[row] + kPiece - 1) / kPiece);
+    const Count last = min(first + kPiece, a.starts[row + 1]);
+    if (inside) multiply(sums, a, first + team * split + part, last, teams * split, b, right.row);
+    add_split(sums, lanes, split);
     add_teams(sums, lanes, split);
     if (threadIdx.x >= kWarp) return;
-    const int count = int((a.starts[piece.x + 1] - a.starts[piece.x] + kPiece - 1) / kPiece);
     if (count > 1 && !add_pieces(sums, shared, group - piece.y, piece.y, count, lanes, chunks)) return;
-    if (threadIdx.x < lanes && inside) store(sums, out, piece.x, column, right.n);
+    if (threadIdx.x < lanes && inside) store(sums, out, row, column, right.n);
 }

@@ -5,7 +5,8 @@
 ``masks``     on the CPU, up to 16 columns, int8 32: Numba, what is stored of a vector of columns
 ``blas``      on the CPU: the dense product, on a dense copy
 ``rows``      up to 4 columns, any dtype: each lane walks along the non-zeros of a row
-``gather``    up to 16 columns, 16-bit: every non-zero reads its row of the dense operand
+``csr``       any dtype and size: every non-zero reads its row of the dense operand where it lies
+``gather``    up to 16 columns, 16-bit: every non-zero reads that row from shared memory
 ``panel``     16 to 64 bits: non-zeros multiply panels of the dense operand in shared memory
 ``stream``    up to 64 columns, 16-bit: non-zeros go to registers, sparse tensor cores place them
 ``scatter``   up to 128 columns, 16-bit, Hopper: non-zeros become dense tiles in shared memory

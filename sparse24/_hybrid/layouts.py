@@ -41,8 +41,9 @@ def _bits(h):
 
 def _csr_layout(h):
     from sparse24.kernels import hybrid_csr
+    from sparse24.kernels.csr import CsrRows
 
-    return hybrid_csr.prepare(h.held(), h.shape, h.tiles.dtype)
+    return hybrid_csr.prepare(CsrRows(*h.held()), h.shape, h._dtype)
 
 
 def _rows_layout(h):
