@@ -17,6 +17,7 @@ from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid import predict as hybrid_predict
 from sparse24.kernels import (
     hybrid_gather_plan,
+    hybrid_kinds,
     hybrid_panel_plan,
     hybrid_rows_plan,
     hybrid_wgmma_plan,
@@ -178,6 +179,18 @@ def scattered(base: bool) -> SimpleNamespace:
         size=8192 * 8192, shape=(8192, 8192), density=0.1, nnz=6.7e6, device="cuda:0",
         prepared=lambda name, make: known[name],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 4096])
+def test_tiles_that_are_alike_get_the_kind_of_one_alone(rng, n):
+    held = rng.integers(0, 40, 5000)
+    spill = rng.integers(0, 3, 5000) * (held > 8)
+    how = lookup("float32"), n, hybrid_cost.H200_PLAIN
+    kinds = hybrid_cost.choose(held, spill, *how)
+    assert kinds.dtype == np.uint8
+    for i in range(0, 5000, 97):
+        assert kinds[i] == hybrid_cost.choose(held[i : i + 1], spill[i : i + 1], *how)[0]
+    np.testing.assert_array_equal(kinds == hybrid_kinds.EMPTY, held == 0)
 
 
 @pytest.mark.parametrize("base", [False, True])

@@ -115,11 +115,25 @@ def choose(nonzeros, overflow, dtype: DType, n: int, rates: Rates) -> np.ndarray
     kinds = np.full(np.shape(nonzeros), hybrid_kinds.EMPTY, np.uint8)
     filled = np.asarray(nonzeros) != 0  # of large matrices that hold little, few tiles are
     held, spill = (np.asarray(counts)[filled] for counts in (nonzeros, overflow))
+    span = int(spill.max(initial=0)) + 1
+    if (int(held.max(initial=0)) + 1) * span < held.size:  # many tiles are alike
+        pairs = held * span + spill
+        table = np.zeros(int(pairs.max()) + 1, np.uint8)
+        table[pairs] = 1
+        found = np.flatnonzero(table)
+        table[found] = _of_filled(found // span, found % span, dtype, n, rates)
+        kinds[filled] = table[pairs]
+    else:
+        kinds[filled] = _of_filled(held, spill, dtype, n, rates)
+    return kinds
+
+
+def _of_filled(held, spill, dtype: DType, n: int, rates: Rates) -> np.ndarray:
+    """The kinds of tiles that hold so many non-zeros, and so many that break 2:4."""
     seconds = tile_seconds(held, spill, dtype.itemsize, n, rates)
     about_equal = seconds <= MARGIN * seconds.min(0)
     sizes = tile_bytes(held, spill, dtype.itemsize)
-    kinds[filled] = hybrid_kinds.DENSE + np.where(about_equal, sizes, np.inf).argmin(0)
-    return kinds
+    return hybrid_kinds.DENSE + np.where(about_equal, sizes, np.inf).argmin(0)
 
 
 def expected_overflow(density: np.ndarray) -> np.ndarray:
