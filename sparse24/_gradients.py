@@ -30,7 +30,7 @@ def refuse(x: Any, argument: str = "the operand") -> None:
     raise ArgumentError(
         f"{argument} must not require a gradient, which this product cannot give, got "
         f"{type(x).__name__} of shape {tuple(x.shape)} with requires_grad=True; multiply within "
-        "torch.no_grad(), pass it with .detach(), or use what is differentiable: linear, "
+        "torch.no_grad(), pass it with .detach(), or use what is differentiable: matmul, linear, "
         "grouped_linear and the layers of sparse24.torch"
     )
 

@@ -16,6 +16,7 @@ from sparse24._torch.layers import SparseLinear
 from sparse24._torch.linear import linear
 from sparse24._torch.masks import set_masks, update_masks
 from sparse24._torch.model import desparsify, sparse_layers, sparsify
+from sparse24._torch.products import matmul
 from sparse24._torch.reduction import PackedReduction, reduce_packed
 from sparse24._torch.sparsify import sparsify24, to_sparse_semi_structured
 from sparse24._torch.stored import restored as restored  # files of torch.save name it here
@@ -30,6 +31,7 @@ __all__ = [
     "feed_forward",
     "grouped_linear",
     "linear",
+    "matmul",
     "reduce_packed",
     "set_masks",
     "sparse_layers",
