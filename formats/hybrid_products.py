@@ -17,7 +17,6 @@ from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.predict import copied_by
 from sparse24._hybrid.staged import by_rows
 from sparse24._options import NO_OPTIONS, Call
-from sparse24._product import by_view
 from sparse24._promotion import promote, promoted_integers, result_of
 from sparse24._target import check_out, given
 from sparse24.formats import hybrid_stacks
@@ -32,9 +31,10 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
     ready = _replay.find(h._plans, key, b)
     if ready is not None:
         return ready(b, out)
-    if key is None and _foreign.goes_by_view(b):
-        product = lambda b, out: matmul(h, b, out, algorithm, balance, sums=sums)  # noqa: E731
-        return by_view(product, b, out, argument="b")
+    if key is None and _foreign.goes_by_view(b):  # which is remembered
+        view, restore = _foreign.take(b, argument="b")
+        made = matmul(h, view, given(out), algorithm, balance, sums=sums)
+        return restore(made) if out is None else out
     b = densified(b)
     with _foreign.stream_of(b), keeping_with_hybrid(h, b):
         array, restore = _foreign.take(b, argument="b")
@@ -62,8 +62,8 @@ def multiply_rows(h, x, *, sums: bool = False):
     if ready is not None:
         return ready(x, None)
     if key is None and _foreign.goes_by_view(x):
-        product = lambda x, out: multiply_rows(h, x, sums=sums)  # noqa: E731
-        return by_view(product, x, None, argument="x")
+        view, restore = _foreign.take(x, argument="x")
+        return restore(multiply_rows(h, view, sums=sums))
     x = densified(x)
     with _foreign.stream_of(x), keeping_with_hybrid(h, x):
         array, restore = _foreign.take(x, argument="x")

@@ -36,8 +36,8 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
         return known(other, None)
     argument, on_cpu = "b" if left else "a", type(array._values) is np.ndarray
     if on_cpu and key is None and _foreign.goes_by_view(other):  # remembered as a NumPy array
-        of_view = lambda x, out: product(array, x, left=left, result=result)  # noqa: E731
-        return _product.by_view(of_view, other, None, argument=argument)
+        view, restore = _foreign.take(other, argument=argument)
+        return restore(product(array, view, left=left, result=result))
     other = densified(other)
     with _foreign.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
