@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ def in_tf32(precision: str, a, b, out, call: Call):
             "precision='tf32' needs a float32 NMArray of pattern (1, 2), got "
             f"{type(sparse).__name__}; compress it with pattern=(1, 2)"
         )
-    product = lambda: sparse.multiply_tf32(other, left=left)  # noqa: E731
+    product = functools.partial(sparse.multiply_tf32, other, left=left)
     with _foreign.stream_of(other):
         return _asked(product, checked(call), a, b, out)
 
