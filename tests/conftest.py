@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from file_cases import FORMATS
 from hypothesis import HealthCheck, settings
 from planner_cases import H200, KEY
 
@@ -46,6 +47,12 @@ def xp(request):
     if request.param == "numpy":
         return np
     return pytest.importorskip("cupy")
+
+
+@pytest.fixture(params=FORMATS)
+def suffix(request):
+    """Each kind of file that holds compressed arrays."""
+    return request.param
 
 
 @pytest.fixture(scope="session")
