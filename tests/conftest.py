@@ -7,6 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import cli_cases
 import numpy as np
 import pytest
 from file_cases import FORMATS
@@ -53,6 +54,18 @@ def xp(request):
 def suffix(request):
     """Each kind of file that holds compressed arrays."""
     return request.param
+
+
+@pytest.fixture
+def arrays(rng):
+    """Those of a small checkpoint, by name."""
+    return cli_cases.small_checkpoint(rng)
+
+
+@pytest.fixture
+def checkpoint(arrays, tmp_path):
+    """The file of a small checkpoint."""
+    return cli_cases.saved(arrays, tmp_path)
 
 
 @pytest.fixture(scope="session")

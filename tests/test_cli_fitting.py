@@ -20,11 +20,6 @@ def arrays(rng):
     return made
 
 
-@pytest.fixture
-def checkpoint(arrays, tmp_path):
-    return saved(arrays, tmp_path)
-
-
 @pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_without_pruning_only_what_obeys_is_compressed(
     suffix, checkpoint, arrays, tmp_path, capsys
