@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _storage
+from sparse24 import _arrays, _check, _dtypes, _excess, _storage
 from sparse24._errors import PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
@@ -90,7 +90,7 @@ def raise_excess(status, pattern, shape, axis: int) -> None:
     if not count:
         return
     n, m = pattern
-    place = _storage.place_of_group(first, shape, m, axis)
+    place = _excess.place_of_group(first, shape, m, axis)
     raise PatternError(
         f"x[{place}] has more than {n} non-zeros, the first of {count} such "
         f"groups; prune it first (sparse24.prune with pattern=({n}, {m})), or compress with "

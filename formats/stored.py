@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _raw_files, _shards, _spec, _storage
+from sparse24 import _arrays, _check, _excess, _raw_files, _shards, _spec, _storage
 from sparse24._errors import ArgumentError, DTypeError, FormatError, PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import hybrid_tiles
@@ -279,7 +279,7 @@ def _transposed(record: Compressed24) -> Compressed24:
 
     dense = _storage.decompress(record).swapaxes(-1, -2)
     values, metadata, status = cpu.compress(dense, "check")
-    _storage.raise_excess(status, dense.shape, argument="its transpose")
+    _excess.refuse(status, dense.shape, argument="its transpose")
     return Compressed24(values, metadata, None, dense.shape, record.dtype)
 
 

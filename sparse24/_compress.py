@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _prune_methods, _storage
+from sparse24 import (
+    _arrays,
+    _backend,
+    _check,
+    _dtypes,
+    _excess,
+    _foreign,
+    _prune_methods,
+    _storage,
+)
 from sparse24._compress_records import compress_rows, records_both_ways, transposable_records
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Compressed24, Operand24
@@ -137,8 +146,8 @@ def _checked(status, shape, looked_at: str | None, check: bool | str, swap: bool
     if not check or looked_at is None:
         return None
     if check is True:
-        _storage.raise_excess(status, shape, axis=-2 if swap else -1, argument=looked_at)
-    return status if looked_at == "x" else _storage.of_whole(status, shape, looked_at)
+        _excess.refuse(status, shape, axis=-2 if swap else -1, argument=looked_at)
+    return status if looked_at == "x" else _excess.of_whole(status, shape, looked_at)
 
 
 def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):

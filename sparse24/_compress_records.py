@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparse24 import _arrays, _storage
+from sparse24 import _arrays, _excess, _storage
 from sparse24._errors import ArgumentError
 from sparse24._records import Compressed24
 
@@ -53,6 +53,6 @@ def records_both_ways(x, row, check) -> tuple[Compressed24, Compressed24]:
     )
     if check:
         prune = "sparse24.prune(x, transposable=True)"
-        _storage.raise_excess(status, rows.shape, prune=prune)
-        _storage.raise_excess(turned, columns.shape, axis=-2, prune=prune)
+        _excess.refuse(status, rows.shape, prune=prune)
+        _excess.refuse(turned, columns.shape, axis=-2, prune=prune)
     return rows, columns

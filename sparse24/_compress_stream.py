@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _spec, _storage
+from sparse24 import _arrays, _check, _dtypes, _excess, _foreign, _spec, _storage
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -97,7 +97,7 @@ def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array
         if piece._status is not None:
             first, count = _check.excess(piece._status)
             first, within = first + start * groups, f" in rows {start}:{stop}"
-            _storage.raise_excess((first, count), x.shape, within=within)
+            _excess.refuse((first, count), x.shape, within=within)
         values = _arrays.to_numpy(piece.values).view(piece.dtype)
         metadata = _arrays.to_numpy(piece.metadata)
         yield _on_host(values, metadata, piece.shape, piece._dtype)

@@ -17,6 +17,7 @@ from sparse24 import (
     _compress_records,
     _dispatch,
     _dtypes,
+    _excess,
     _foreign,
     _prune,
     _storage,
@@ -72,7 +73,7 @@ def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
     """The elements under a mask, which on the CPU is seen to be 2:4; on the GPU that would wait."""
     record, status = _compress_records.compress_rows(array, row, "mask", keep)
     if not _arrays.is_cupy(array):
-        _storage.raise_excess(status, record.shape, axis=axis, argument="mask")
+        _excess.refuse(status, record.shape, axis=axis, argument="mask")
     return record
 
 
