@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _finish, _foreign, _replay, _storage
+from sparse24 import (
+    _arrays,
+    _check,
+    _devices,
+    _dtypes,
+    _finish,
+    _foreign,
+    _overlap,
+    _replay,
+    _storage,
+)
 from sparse24._cuda_graphs import keeping_with_hybrid
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._hybrid import choice as hybrid_choice
@@ -197,7 +207,7 @@ def _product(h, b, out=None, algorithm="auto", balance: bool = True, *, sums: bo
         out = _arrays.namespace(b).empty(shape, result)
     else:
         check_out(out, shape, result, _arrays.device_of(b))
-        if _arrays.shares_memory(out, b):
+        if _overlap.shares_memory(out, b):
             raise ArgumentError(hybrid_on_cpu.OVERLAP)
     if b.ndim > 2:
         return out, hybrid_stacks.multiply(h, b, out, algorithm, balance)

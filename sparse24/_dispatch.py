@@ -13,6 +13,7 @@ from sparse24 import (
     _cuda_graphs,
     _foreign,
     _memory_order,
+    _overlap,
     _planner,
     _storage,
 )
@@ -89,7 +90,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
 
 def _copy_back(flat_out, out) -> bool:
     """Write a result with one batch axis to `out`, unless it is a view of that; True if written."""
-    if _arrays.shares_memory(flat_out, out):
+    if _overlap.shares_memory(flat_out, out):
         return False
     out[...] = flat_out.reshape(out.shape)
     return True
@@ -162,7 +163,7 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool 
 
 def refuse_overlap(name: str, target, a: Operand24, b) -> None:
     """Refuse to write to `target`, the argument `name`, if it shares memory with an operand."""
-    if _arrays.shares_memory(target, b) or _arrays.shares_memory(target, a.elements):
+    if _overlap.shares_memory(target, b) or _overlap.shares_memory(target, a.elements):
         raise ArgumentError(OVERLAP.format(name))
 
 

@@ -15,6 +15,7 @@ from sparse24 import (
     _dtypes,
     _finish,
     _foreign,
+    _overlap,
     _product,
     _target,
 )
@@ -81,7 +82,7 @@ def _refuse_overlaps(out, call: Call, a, b) -> None:
         for argument, x in (("a", a), ("b", b)):
             if isinstance(x, SparseArray | Windows24) or _arrays.is_sparse_matrix(x):
                 continue
-            if _arrays.shares_memory(_foreign.take(x, argument=argument)[0], target):
+            if _overlap.shares_memory(_foreign.take(x, argument=argument)[0], target):
                 raise ArgumentError(_dispatch.OVERLAP.format(written))
 
 
