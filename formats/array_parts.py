@@ -45,12 +45,12 @@ def parts_of(array: SparseArray, *, argument: str = "array") -> AnyParts:
 def _parts_n_m(array: NMArray) -> Parts:
     record = array if array.axis == -1 else array.mT
     values, indices = (_arrays.to_numpy(x) for x in (record._values, record._indices))
-    row = array._dtype
+    dtype = array._dtype
     return Parts(
-        np.ascontiguousarray(values).view(row.logical),
+        np.ascontiguousarray(values).view(dtype.logical),
         np.ascontiguousarray(indices),
         record.shape,
-        row,
+        dtype,
         array.pattern,
         axis=array.axis,
         layout="places",

@@ -176,8 +176,8 @@ def _widened(h, other, argument: str):
     array, restore = _foreign.take(other, argument=argument)
     _devices.refuse_apart(array, h.device, argument=argument)
     array = promoted_integers(array, h._dtype, argument=argument)
-    row = _arrays.logical_dtype(array, argument=argument)
-    return restore(_storage.converted(array, row, _dtypes.lookup("float32")))
+    dtype = _arrays.logical_dtype(array, argument=argument)
+    return restore(_storage.converted(array, dtype, _dtypes.lookup("float32")))
 
 
 def _rows_on_cpu(h, x, *, sums: bool = False):
@@ -231,11 +231,11 @@ def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
     if b.dtype == h.dtype:
         return h, b
     b = promoted_integers(b, h._dtype, argument=argument)
-    row, _ = promote(h._dtype, _arrays.logical_dtype(b, argument=argument))
-    h = _as_type(h, row)
+    dtype, _ = promote(h._dtype, _arrays.logical_dtype(b, argument=argument))
+    h = _as_type(h, dtype)
     return h, b.astype(h.dtype, copy=False)
 
 
-def _as_type(h, row: _dtypes.DType):
+def _as_type(h, dtype: _dtypes.DType):
     """The matrix in a type; one that is made anew is kept with this one."""
-    return h if row is h._dtype else h.prepared(f"as {row.name}", lambda: h.astype(row))
+    return h if dtype is h._dtype else h.prepared(f"as {dtype.name}", lambda: h.astype(dtype))

@@ -143,12 +143,12 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
     def _moved(self, mover) -> Self:
         return self._map(lambda record: _storage.move(record, mover), self._dtype, dense=mover)
 
-    def _map(self, record_function, row, *, dense=None) -> Self:
+    def _map(self, record_function, dtype, *, dense=None) -> Self:
         old = self._operand
         apply = lambda record: None if record is None else record_function(record)  # noqa: E731
         kept = dense(old.dense) if dense is not None and old.dense is not None else None
         rows, columns = apply(old.rows), apply(old.columns)
-        return type(self)(Operand24(rows, columns, kept, old.shape, row), status=self._status)
+        return type(self)(Operand24(rows, columns, kept, old.shape, dtype), status=self._status)
 
     def _fields(self):
         return self._operand, _excess.waited(self._status)

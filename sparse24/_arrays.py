@@ -159,23 +159,23 @@ def device_of(x: Any) -> str:
 
 
 def logical_dtype(x: Any, dtype=None, *, argument: str = "x") -> _dtypes.DType:
-    """The table's row for an array; `dtype` names the logical type of ``uint8`` fp8 bits."""
+    """The element type of an array; `dtype` names the logical type of ``uint8`` fp8 bits."""
     if dtype is not None:
-        row = _dtypes.lookup(dtype, argument=f"{argument}_dtype")
-        if np.dtype(x.dtype) not in (row.logical, row.storage):
+        named = _dtypes.lookup(dtype, argument=f"{argument}_dtype")
+        if np.dtype(x.dtype) not in (named.logical, named.storage):
             raise DTypeError(
-                f"{argument} has dtype {x.dtype}, which cannot carry {row.name}; "
-                f"pass an array of {row.logical} or of its bits, {row.storage}"
+                f"{argument} has dtype {x.dtype}, which cannot carry {named.name}; "
+                f"pass an array of {named.logical} or of its bits, {named.storage}"
             )
-        return row
+        return named
     return _dtypes.lookup(x.dtype, argument=f"{argument}.dtype")
 
 
-def as_storage(x: Any, row: _dtypes.DType) -> Any:
+def as_storage(x: Any, dtype: _dtypes.DType) -> Any:
     """The array as its kernels take it: fp8 on the GPU as ``uint8``, all else unchanged."""
-    if is_cupy(x) and row.is_float8:
+    if is_cupy(x) and dtype.is_float8:
         return x.view(np.uint8)
-    return x if x.dtype == row.logical else x.view(row.logical)
+    return x if x.dtype == dtype.logical else x.view(dtype.logical)
 
 
 def check_real(x: Any, *, argument: str) -> None:
@@ -185,15 +185,15 @@ def check_real(x: Any, *, argument: str) -> None:
         raise DTypeError(f"{argument} must hold real numbers, got {x.dtype}; {way_out}")
 
 
-def not_zero(x: Any, row: _dtypes.DType) -> Any:
+def not_zero(x: Any, dtype: _dtypes.DType) -> Any:
     """Where the elements are not zero, of either sign.
 
     Narrow floats are seen as bits: NumPy compares them slowly, and CuPy has no fp8.
     """
-    if row.name == "int8" or row.itemsize > 2:
+    if dtype.name == "int8" or dtype.itemsize > 2:
         return x != 0
-    magnitude = row.storage.type((1 << 8 * row.itemsize - 1) - 1)
-    return x.view(row.storage) & magnitude != 0
+    magnitude = dtype.storage.type((1 << 8 * dtype.itemsize - 1) - 1)
+    return x.view(dtype.storage) & magnitude != 0
 
 
 def row_pitch(columns: int, itemsize: int, boundary: int = VECTOR) -> int:

@@ -114,11 +114,11 @@ def finish_matrix(product, out, name: str, epilogue: Fused) -> None:
         return
     from sparse24.kernels import cast, dense
 
-    contiguous, row = _arrays.namespace(product).ascontiguousarray, None
+    contiguous, dtype = _arrays.namespace(product).ascontiguousarray, None
     if product.dtype.itemsize < 4:
-        row = _dtypes.TABLE[product.dtype.name]
+        dtype = _dtypes.TABLE[product.dtype.name]
         if not product.flags.c_contiguous:
-            product = contiguous(product.view(row.storage)).view(row.logical)
-        if row.name != name:
-            product = cast.launch(product, row, _dtypes.TABLE["float32"])
+            product = contiguous(product.view(dtype.storage)).view(dtype.logical)
+        if dtype.name != name:
+            product = cast.launch(product, dtype, _dtypes.TABLE["float32"])
     dense.apply_epilogue(contiguous(product), out, name, readable(epilogue, product.shape[0]))

@@ -95,13 +95,13 @@ def _found(x, axis):
         _check.at_least_1d(array.shape, argument="x")
         number = _check.axis(axis, array.ndim)
         # Bare bytes are the bits of fp8: of either type, as both have the sign on top.
-        row = _arrays.logical_dtype(array, "float8_e5m2" if array.dtype == np.uint8 else None)
-        moved = np.moveaxis(_arrays.as_storage(array, row), number, -1)
+        dtype = _arrays.logical_dtype(array, "float8_e5m2" if array.dtype == np.uint8 else None)
+        moved = np.moveaxis(_arrays.as_storage(array, dtype), number, -1)
         matrix = moved if moved.ndim > 1 else moved[None]
         if _arrays.is_cupy(matrix):
             from sparse24.kernels import compress
 
-            first, count = _check.excess(compress.check(matrix, row))
+            first, count = _check.excess(compress.check(matrix, dtype))
         else:
             from sparse24.kernels import cpu
 

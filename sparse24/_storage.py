@@ -83,7 +83,7 @@ def decompress(record: Compressed24, out=None):
     return out
 
 
-def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
+def check_out(out, shape: tuple[int, ...], dtype: DType, *, like) -> Any:
     """The NumPy or CuPy array behind a result array, if it fits."""
     _check.is_array(out, argument="out")
     _gradients.refuse_target(out)
@@ -95,18 +95,18 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
         )
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(out.shape)}")
-    if out.dtype not in (row.logical, row.carried):
-        raise DTypeError(f"out must have dtype {row.logical}, got {out.dtype}")
+    if out.dtype not in (dtype.logical, dtype.carried):
+        raise DTypeError(f"out must have dtype {dtype.logical}, got {out.dtype}")
     _check.writable(out, argument="out")
     return out
 
 
-def dense_into(out, make, shape: tuple[int, ...], row: DType, *, like):
+def dense_into(out, make, shape: tuple[int, ...], dtype: DType, *, like):
     """The dense array that `make()` returns, or `out` with its elements, after its checks."""
     if out is None:
         return make()
     with _foreign.stream_of(out):
-        check_out(out, shape, row, like=like)[...] = make()
+        check_out(out, shape, dtype, like=like)[...] = make()
     return out
 
 
@@ -129,10 +129,10 @@ def converted(x: Any, own: DType, wanted: DType) -> Any:
 
 
 @functools.cache
-def every(row: DType) -> np.ndarray:
+def every(dtype: DType) -> np.ndarray:
     """Every value of a narrow type, in the order of its bits."""
-    bits = np.arange(1 << 8 * row.itemsize, dtype=row.storage)
-    return _arrays.read_only(bits.view(row.logical))
+    bits = np.arange(1 << 8 * dtype.itemsize, dtype=dtype.storage)
+    return _arrays.read_only(bits.view(dtype.logical))
 
 
 @functools.cache
@@ -147,17 +147,17 @@ def _table(own: DType, wanted: DType) -> np.ndarray:
         return _arrays.read_only(reference.to_dtype(every(own), wanted.logical))
 
 
-def cast(record: Compressed24, row: DType) -> Compressed24:
+def cast(record: Compressed24, dtype: DType) -> Compressed24:
     """The record with elements of another type; the codes stay."""
-    return with_values(record, converted(record.values, record.dtype, row), row)
+    return with_values(record, converted(record.values, record.dtype, dtype), dtype)
 
 
-def with_values(record: Compressed24, values: Any, row: DType) -> Compressed24:
-    """The record with other elements, of type `row`, at the same places."""
-    keep_order = (row.itemsize == 1) == (record.dtype.itemsize == 1)
+def with_values(record: Compressed24, values: Any, dtype: DType) -> Compressed24:
+    """The record with other elements, of type `dtype`, at the same places."""
+    keep_order = (dtype.itemsize == 1) == (record.dtype.itemsize == 1)
     metadata = canonical(record) if not keep_order else record.metadata
     packed_too = record.packed if keep_order else None
-    return Compressed24(values, metadata, packed_too, record.shape, row)
+    return Compressed24(values, metadata, packed_too, record.shape, dtype)
 
 
 def copy(record: Compressed24) -> Compressed24:
@@ -195,12 +195,12 @@ def mover(device, stream=None):
     return to_cuda
 
 
-def move_values(values, row: DType, mover):
+def move_values(values, dtype: DType, mover):
     """Stored elements copied by `mover`; rows 16-byte aligned on a GPU."""
-    moved = mover(values.view(np.uint8) if row.is_float8 else values)
+    moved = mover(values.view(np.uint8) if dtype.is_float8 else values)
     if _arrays.is_cupy(moved):
         return in_rows(moved)
-    return np.ascontiguousarray(moved).view(row.logical) if row.is_float8 else moved
+    return np.ascontiguousarray(moved).view(dtype.logical) if dtype.is_float8 else moved
 
 
 def refuse_long(shape: tuple[int, ...]) -> None:

@@ -96,8 +96,8 @@ class Target:
 class Result(Target):
     """Where a product goes, and in which types it is computed."""
 
-    row_a: DType  # types to which the operands are converted
-    row_b: DType
+    type_a: DType  # types to which the operands are converted
+    type_b: DType
 
     @classmethod
     def of(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
@@ -109,13 +109,13 @@ class Result(Target):
                 f"one operand is on {here}, the other on {there}; move one with .to_device(...) or "
                 "cupy.asarray"
             )
-        row_a, row_b = promote(
+        type_a, type_b = promote(
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
-        name = row_a.result if call.dtype is None else result_name(call.dtype)
+        name = type_a.result if call.dtype is None else result_name(call.dtype)
         on_gpu = _arrays.is_cupy(held)
-        refuse_integers(row_a.name, name, on_gpu=on_gpu)
-        return cls(shape, name, given(out), on_gpu, row_a, row_b)
+        refuse_integers(type_a.name, name, on_gpu=on_gpu)
+        return cls(shape, name, given(out), on_gpu, type_a, type_b)
 
 
 def given(out):

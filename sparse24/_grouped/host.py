@@ -29,7 +29,7 @@ class Prepared:
         epilogue: Fused, call: Call, types: Result,
     ) -> None:  # fmt: skip
         """`_dispatch.fill` for the expert of a number, whose matrix `a` makes."""
-        kinds = b.dtype, types.row_a.name, types.row_b.name, types.name
+        kinds = b.dtype, types.type_a.name, types.type_b.name, types.name
         key = (number, b.shape[1], b.strides, out.strides, *kinds, _tuning_cache.generation())
         known = self._known.get(key)
         if known is not None:
