@@ -23,19 +23,9 @@ from sparse24.formats.two_four import Sparse24Array
 
 
 def compress(
-    x,
-    *,
-    pattern=(2, 4),
-    scores=None,
-    mask=None,
-    like=None,
-    axis=-1,
-    on_excess="raise",
-    check=True,
-    transposable=False,
-    keep_dense=False,
-    dtype=None,
-):
+    x, *, pattern=(2, 4), scores=None, mask=None, like=None, axis=-1, on_excess="raise", check=True,
+    transposable=False, keep_dense=False, dtype=None,
+):  # fmt: skip
     """Compress an array that obeys 2:4, or prune it to 2:4 and compress it.
 
     Parameters
