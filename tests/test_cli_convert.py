@@ -7,18 +7,18 @@ import json
 import numpy as np
 import pytest
 from cli_cases import run
+from file_cases import FORMATS
 
 import sparse24 as s24
 from sparse24 import _checkpoint, _cli, _raw_files, _raw_writers
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_convert_prunes_what_is_eligible_and_copies_the_rest(
     suffix, checkpoint, arrays, tmp_path, capsys
 ):
     out = tmp_path / f"out.{suffix}"
     text = run(capsys, "convert", checkpoint, out, "--report", tmp_path / "report.json")
-    loaded = (s24.load_npz if suffix == "npz" else s24.load_safetensors)(out)
+    loaded = FORMATS[suffix][1](out)
     assert set(loaded) == set(arrays)
     for name, before in arrays.items():
         after = loaded[name]
@@ -90,7 +90,6 @@ def test_convert_takes_npz_and_npy(arrays, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("method", ["magnitude", "sparsegpt"])
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_pruned_matrices_are_written_densely_on_request(
     method, suffix, checkpoint, arrays, tmp_path, capsys, rng
 ):
@@ -107,7 +106,7 @@ def test_pruned_matrices_are_written_densely_on_request(
     assert "arrays" not in written.header
     run(capsys, "convert", plain, again, "--quiet")
     run(capsys, "convert", checkpoint, once, *how, "--quiet")
-    load = s24.load_npz if suffix == "npz" else s24.load_safetensors
+    _, load = FORMATS[suffix]
     compressed_later = load(again)
     for name, array in load(once).items():
         later = compressed_later[name]
