@@ -89,14 +89,14 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
         >>> s24.compress(np.eye(4)).astype("float16").dtype
         dtype('float16')
         """
-        row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
-        if row is self._dtype:
+        wanted = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
+        if wanted is self._dtype:
             return self
         with _devices.on_device(self.device):
-            return self._astype(row)
+            return self._astype(wanted)
 
     @abstractmethod
-    def _astype(self, row: DType) -> Any:
+    def _astype(self, dtype: DType) -> Any:
         """A copy with elements of another type."""
 
     @abstractmethod

@@ -54,33 +54,33 @@ def sparse_factor(h: Any, factor: Any) -> SparseFactor | None:
 
 def elementwise(h: Any, ufunc: np.ufunc, factor: Any, result: DType) -> Any:
     """`ufunc` of the elements of a `HybridArray` `h` and a factor; by CSR where that is less."""
-    row = h._dtype
+    dtype = h._dtype
     if result.name not in ht.DTYPES:
         raise DTypeError(
-            f"elements of {row.name} and the factor give {result.name}, which a hybrid matrix does "
-            "not hold; convert one of them with .astype(...)"
+            f"elements of {dtype.name} and the factor give {result.name}, which a hybrid matrix "
+            "does not hold; convert one of them with .astype(...)"
         )
-    if result is row and (h.device == "cpu" or not np.ndim(factor)):
+    if result is dtype and (h.device == "cpu" or not np.ndim(factor)):
         in_tiles = _in_tiles(h, ufunc, factor)
         if in_tiles is not None:
             return in_tiles
     if h.is_less_as_csr:
         source = _in_csr(h, ufunc, factor, result)
     else:
-        source = _elementwise.of_values(ufunc, h.toarray(), row, factor, result)
+        source = _elementwise.of_values(ufunc, h.toarray(), dtype, factor, result)
     return type(h).build(source, n_hint=h.n_hint, dtype=result)
 
 
 def _in_tiles(h: Any, ufunc: np.ufunc, factor: Any) -> Any | None:
     """The result in tiles of the same kinds, unless an element becomes zero."""
-    tiles, row = h.tiles, h._dtype
+    tiles, dtype = h.tiles, h._dtype
     stored = (tiles.values, tiles.overflow_values)
     factors = _at_places(tiles, factor) if np.ndim(factor) else (factor, factor)
     values, overflow = (
-        _elementwise.of_values(ufunc, held[None], row, by, row)[0]
+        _elementwise.of_values(ufunc, held[None], dtype, by, dtype)[0]
         for held, by in zip(stored, factors, strict=True)
     )
-    left = sum(int(_arrays.not_zero(x, row).sum()) for x in (values, overflow))
+    left = sum(int(_arrays.not_zero(x, dtype).sum()) for x in (values, overflow))
     tiles = dataclasses.replace(tiles, values=values, overflow_values=overflow)
     return type(h)(tiles, left, h.n_hint) if left == h.nnz else None
 

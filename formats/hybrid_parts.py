@@ -71,14 +71,14 @@ class HybridParts:
             raise FormatError(f"{where}: the dtype must be one of {ht.DTYPES}, got {name!r}")
         if hint is not None and (type(hint) is not int or hint < 1):
             raise FormatError(f"{where}: n_hint must be a positive whole number, got {hint!r}")
-        row = _dtypes.TABLE[name]
-        elements = {"values": row.logical, "overflow_values": row.logical}
+        dtype = _dtypes.TABLE[name]
+        elements = {"values": dtype.logical, "overflow_values": dtype.logical}
         for key, wanted in (_TYPES | elements).items():
             if pieces[key].dtype != wanted:
                 raise FormatError(
                     f"{where}: {key} must be {np.dtype(wanted)}, got {pieces[key].dtype}"
                 )
-        tiles = ht.Tiles((shape[0], shape[1]), row, **pieces)
+        tiles = ht.Tiles((shape[0], shape[1]), dtype, **pieces)
         try:
             hybrid_checks.check(tiles)
         except FormatError as error:

@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _finish, _foreign, _replay, _storage
+from sparse24 import (
+    _arrays,
+    _check,
+    _devices,
+    _dtypes,
+    _finish,
+    _foreign,
+    _overlap,
+    _replay,
+    _storage,
+)
 from sparse24._cuda_graphs import keeping_with_hybrid
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._hybrid import choice as hybrid_choice
@@ -17,7 +27,6 @@ from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.predict import copied_by
 from sparse24._hybrid.staged import by_rows
 from sparse24._options import NO_OPTIONS, Call
-from sparse24._product import by_view
 from sparse24._promotion import promote, promoted_integers, result_of
 from sparse24._target import check_out, given
 from sparse24.formats import hybrid_stacks
@@ -32,9 +41,10 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
     ready = _replay.find(h._plans, key, b)
     if ready is not None:
         return ready(b, out)
-    if key is None and _foreign.goes_by_view(b):
-        product = lambda b, out: matmul(h, b, out, algorithm, balance, sums=sums)  # noqa: E731
-        return by_view(product, b, out, argument="b")
+    if key is None and _foreign.goes_by_view(b):  # which is remembered
+        view, restore = _foreign.take(b, argument="b")
+        made = matmul(h, view, given(out), algorithm, balance, sums=sums)
+        return restore(made) if out is None else out
     b = densified(b)
     with _foreign.stream_of(b), keeping_with_hybrid(h, b):
         array, restore = _foreign.take(b, argument="b")
@@ -62,8 +72,8 @@ def multiply_rows(h, x, *, sums: bool = False):
     if ready is not None:
         return ready(x, None)
     if key is None and _foreign.goes_by_view(x):
-        product = lambda x, out: multiply_rows(h, x, sums=sums)  # noqa: E731
-        return by_view(product, x, None, argument="x")
+        view, restore = _foreign.take(x, argument="x")
+        return restore(multiply_rows(h, view, sums=sums))
     x = densified(x)
     with _foreign.stream_of(x), keeping_with_hybrid(h, x):
         array, restore = _foreign.take(x, argument="x")
@@ -166,8 +176,8 @@ def _widened(h, other, argument: str):
     array, restore = _foreign.take(other, argument=argument)
     _devices.refuse_apart(array, h.device, argument=argument)
     array = promoted_integers(array, h._dtype, argument=argument)
-    row = _arrays.logical_dtype(array, argument=argument)
-    return restore(_storage.converted(array, row, _dtypes.lookup("float32")))
+    dtype = _arrays.logical_dtype(array, argument=argument)
+    return restore(_storage.converted(array, dtype, _dtypes.lookup("float32")))
 
 
 def _rows_on_cpu(h, x, *, sums: bool = False):
@@ -197,7 +207,7 @@ def _product(h, b, out=None, algorithm="auto", balance: bool = True, *, sums: bo
         out = _arrays.namespace(b).empty(shape, result)
     else:
         check_out(out, shape, result, _arrays.device_of(b))
-        if _arrays.shares_memory(out, b):
+        if _overlap.shares_memory(out, b):
             raise ArgumentError(hybrid_on_cpu.OVERLAP)
     if b.ndim > 2:
         return out, hybrid_stacks.multiply(h, b, out, algorithm, balance)
@@ -221,11 +231,11 @@ def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
     if b.dtype == h.dtype:
         return h, b
     b = promoted_integers(b, h._dtype, argument=argument)
-    row, _ = promote(h._dtype, _arrays.logical_dtype(b, argument=argument))
-    h = _as_type(h, row)
+    dtype, _ = promote(h._dtype, _arrays.logical_dtype(b, argument=argument))
+    h = _as_type(h, dtype)
     return h, b.astype(h.dtype, copy=False)
 
 
-def _as_type(h, row: _dtypes.DType):
+def _as_type(h, dtype: _dtypes.DType):
     """The matrix in a type; one that is made anew is kept with this one."""
-    return h if row is h._dtype else h.prepared(f"as {row.name}", lambda: h.astype(row))
+    return h if dtype is h._dtype else h.prepared(f"as {dtype.name}", lambda: h.astype(dtype))

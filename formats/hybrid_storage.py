@@ -219,9 +219,9 @@ class HybridStorage(SparseArray):
     def _moved(self, mover) -> Self:
         return type(self)(self.tiles.map(mover), self.nnz, self.n_hint)
 
-    def _astype(self, row: _dtypes.DType) -> Self:
+    def _astype(self, dtype: _dtypes.DType) -> Self:
         source = self.tocsr() if self.is_less_as_csr else self.toarray()
-        return type(self).build(source, n_hint=self.n_hint, dtype=row)
+        return type(self).build(source, n_hint=self.n_hint, dtype=dtype)
 
     @_devices.on_own_device
     def __getitem__(self, key) -> Any:

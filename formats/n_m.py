@@ -90,16 +90,16 @@ class NMArray(NMStorage):
         n, m = _check.pattern(pattern)
         _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
         with _foreign.stream_of(x):
-            array, row = n_m_parts.in_dtype(_foreign.take(x)[0], dtype)
+            array, own = n_m_parts.in_dtype(_foreign.take(x)[0], dtype)
             _check.at_least_2d(array.shape, argument="x")
             number = _check.axis(axis, array.ndim) - array.ndim
             if number < -2:
                 raise ArgumentError(f"axis must be one of the last two, got {axis}")
             array = array if number == -1 else array.swapaxes(-1, -2)
-            values, indices, status = n_m_parts.compress(array, row, n, m, on_excess)
+            values, indices, status = n_m_parts.compress(array, own, n, m, on_excess)
             if on_excess == "raise" and check:
                 n_m_parts.raise_excess(status, (n, m), array.shape, number)
-        return cls(values, indices, array.shape, (n, m), row, axis=number)
+        return cls(values, indices, array.shape, (n, m), own, axis=number)
 
     # --- products -----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _storage
+from sparse24 import _arrays, _check, _dtypes, _excess, _storage
 from sparse24._errors import PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
@@ -31,17 +31,17 @@ def embeds_in_24(n: int, m: int) -> bool:
 
 
 def in_dtype(x, dtype) -> tuple[Any, _dtypes.DType]:
-    """The array in the wanted type, as it is carried on its device, and its table row."""
+    """The array in the wanted type, as it is carried on its device, and that."""
     bits = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
-    row = _arrays.logical_dtype(x, dtype if bits else None)
-    x = _arrays.as_storage(x, row)
-    wanted = row if dtype is None else _dtypes.lookup(dtype)
-    if wanted is row:
-        return x, row
-    return _storage.converted(x, row, wanted), wanted
+    own = _arrays.logical_dtype(x, dtype if bits else None)
+    x = _arrays.as_storage(x, own)
+    wanted = own if dtype is None else _dtypes.lookup(dtype)
+    if wanted is own:
+        return x, own
+    return _storage.converted(x, own, wanted), wanted
 
 
-def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
+def compress(x, dtype: _dtypes.DType, n: int, m: int, on_excess: str):
     """Values, places, and (first group with too many non-zeros, their number)."""
     if not _arrays.is_cupy(x):
         from sparse24.kernels import cpu
@@ -51,27 +51,27 @@ def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
 
     batch, x = x.shape[:-2], _arrays.one_batch(x)  # kernels fold no others
     if on_excess == "prune":
-        x = n_m.prune_n_m(x, row, n, m)
-    values, places, status = n_m.compress_n_m(x, row, n, m)
+        x = n_m.prune_n_m(x, dtype, n, m)
+    values, places, status = n_m.compress_n_m(x, dtype, n, m)
     shape = (*batch, *values.shape[-2:])
     return values.reshape(shape), places.reshape(shape), status
 
 
-def as_24(dense, row: _dtypes.DType) -> Sparse24Array:
+def as_24(dense, dtype: _dtypes.DType) -> Sparse24Array:
     """A dense array (..., m, k) that is known to obey 2:4."""
     if _arrays.is_cupy(dense):
         from sparse24.kernels import compress
 
-        record, _ = compress.launch(dense, row, rule="check")
+        record, _ = compress.launch(dense, dtype, rule="check")
     else:
         from sparse24.kernels import cpu
 
         values, metadata, _ = cpu.compress(dense, "check")
-        record = Compressed24(values, metadata, None, dense.shape, row)
-    return Sparse24Array(Operand24(record, None, None, record.shape, row))
+        record = Compressed24(values, metadata, None, dense.shape, dtype)
+    return Sparse24Array(Operand24(record, None, None, record.shape, dtype))
 
 
-def decompress(values, indices, row: _dtypes.DType, pattern, k: int):
+def decompress(values, indices, dtype: _dtypes.DType, pattern, k: int):
     """The dense array (..., rows, k) of stored elements and their places."""
     n, m = pattern
     if not _arrays.is_cupy(values):
@@ -82,7 +82,7 @@ def decompress(values, indices, row: _dtypes.DType, pattern, k: int):
 
     batch = values.shape[:-2]
     values, indices = map(_arrays.one_batch, (values, indices))
-    return n_m.decompress_n_m(values, indices, row, n, m, k).reshape(*batch, values.shape[-2], k)
+    return n_m.decompress_n_m(values, indices, dtype, n, m, k).reshape(*batch, values.shape[-2], k)
 
 
 def raise_excess(status, pattern, shape, axis: int) -> None:
@@ -90,7 +90,7 @@ def raise_excess(status, pattern, shape, axis: int) -> None:
     if not count:
         return
     n, m = pattern
-    place = _storage.place_of_group(first, shape, m, axis)
+    place = _excess.place_of_group(first, shape, m, axis)
     raise PatternError(
         f"x[{place}] has more than {n} non-zeros, the first of {count} such "
         f"groups; prune it first (sparse24.prune with pattern=({n}, {m})), or compress with "
@@ -98,14 +98,14 @@ def raise_excess(status, pattern, shape, axis: int) -> None:
     )
 
 
-def widened(x, row: _dtypes.DType):
+def widened(x, dtype: _dtypes.DType):
     """The array in the type that its products are summed in; int8 in float64, exactly."""
-    wide = np.dtype(np.float64 if row.name in ("int8", "float64") else np.float32)
+    wide = np.dtype(np.float64 if dtype.name in ("int8", "float64") else np.float32)
     if x.dtype == wide:
         return x
-    if row.name == "int8":
+    if dtype.name == "int8":
         return x.astype(wide)
-    return _storage.converted(x, row, _dtypes.lookup(wide))
+    return _storage.converted(x, dtype, _dtypes.lookup(wide))
 
 
 def narrowed(x, name: str):

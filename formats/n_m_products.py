@@ -36,8 +36,8 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
         return known(other, None)
     argument, on_cpu = "b" if left else "a", type(array._values) is np.ndarray
     if on_cpu and key is None and _foreign.goes_by_view(other):  # remembered as a NumPy array
-        of_view = lambda x, out: product(array, x, left=left, result=result)  # noqa: E731
-        return _product.by_view(of_view, other, None, argument=argument)
+        view, restore = _foreign.take(other, argument=argument)
+        return restore(product(array, view, left=left, result=result))
     other = densified(other)
     with _foreign.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
@@ -132,11 +132,12 @@ def _is_quicker_dense(array: Any, columns: int, left: bool) -> bool:
     """Whether BLAS wins with so many columns; it has no integers, but takes few rows directly."""
     from sparse24.kernels import cpu
 
-    (n, m), (rows, k), row = array.pattern, array.shape if left else array.shape[::-1], array._dtype
-    if cpu.few_columns_pay(n, m, columns, row):
+    (n, m), dtype = array.pattern, array._dtype
+    rows, k = array.shape if left else array.shape[::-1]
+    if cpu.few_columns_pay(n, m, columns, dtype):
         return False
-    full = n > _SHARE * m and columns > _SOME_COLUMNS and row.name != "int8"
-    return full or cpu.choose(rows, k, columns, row.name) == "dense"
+    full = n > _SHARE * m and columns > _SOME_COLUMNS and dtype.name != "int8"
+    return full or cpu.choose(rows, k, columns, dtype.name) == "dense"
 
 
 def _columns(other, left: bool) -> int:

@@ -142,8 +142,8 @@ class NMStorage(KeptTranspose, Joining, Indexing, SparseArray):
         """The array with its last two axes exchanged; nothing is copied."""
         return self._kept_transpose(lambda: self._with(axis=-3 - self._axis))
 
-    def _astype(self, row: _dtypes.DType) -> Self:
-        return self._with(values=_storage.converted(self._values, self._dtype, row), dtype=row)
+    def _astype(self, dtype: _dtypes.DType) -> Self:
+        return self._with(values=_storage.converted(self._values, self._dtype, dtype), dtype=dtype)
 
     @_devices.on_own_device
     def copy(self) -> Self:
@@ -155,8 +155,8 @@ class NMStorage(KeptTranspose, Joining, Indexing, SparseArray):
         return self._with(values=values, indices=mover(self._indices))
 
     def _fields(self):
-        shape, row = self._rows_shape, self._dtype
-        return self._values, self._indices, shape, self._pattern, row, self._axis
+        shape, dtype = self._rows_shape, self._dtype
+        return self._values, self._indices, shape, self._pattern, dtype, self._axis
 
     @_devices.on_own_device
     def _matrices(self, key) -> Self:

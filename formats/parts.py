@@ -83,8 +83,8 @@ class Parts:
         name = entry.get("dtype")
         if not isinstance(name, str) or name not in _dtypes.TABLE:
             raise FormatError(f"{where}: the dtype must be one of sparse24's, got {name!r}")
-        row = _dtypes.TABLE[name]
-        parts = cls(pieces["values"], pieces["metadata"], dtype=row, **fields)
+        dtype = _dtypes.TABLE[name]
+        parts = cls(pieces["values"], pieces["metadata"], dtype=dtype, **fields)
         parts.check(where)
         return parts
 

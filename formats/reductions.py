@@ -67,6 +67,6 @@ class OfRows(Reductions):
         return ufunc.reduce(values, axis=axis, dtype=dtype, out=out, keepdims=keepdims, initial=0)
 
 
-def number_type(row: _dtypes.DType) -> _dtypes.DType:
+def number_type(dtype: _dtypes.DType) -> _dtypes.DType:
     """The type in which NumPy computes with elements."""
-    return row if _elementwise.is_native(row) else FLOAT32
+    return dtype if _elementwise.is_native(dtype) else FLOAT32

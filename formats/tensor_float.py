@@ -16,6 +16,7 @@ from sparse24 import (
     _planner,
     _spec,
 )
+from sparse24._bounded import remember
 from sparse24._errors import DTypeError, PatternError, ShapeError, UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Problem
 
@@ -119,9 +120,7 @@ class TensorFloat:
         launch = self._launches.get(problem)
         if launch is None:
             launch = self._prepare(problem, b.device.id)
-            if len(self._launches) >= MOST_LAUNCHES:
-                self._launches.clear()
-            self._launches[problem] = launch
+            remember(self._launches, problem, launch, MOST_LAUNCHES)
         with _cuda_graphs.keeping(self._record, out):  # b may be copied
             launch(self._record, b, out, PLAIN)
 

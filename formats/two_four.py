@@ -127,8 +127,8 @@ class Sparse24Array(Sparse24Storage):
         """Boolean array (..., m, k): true where elements are not zero."""
         return _arrays.not_zero(self.toarray(), self._dtype)
 
-    def _astype(self, row: _dtypes.DType) -> Sparse24Array:
-        return self._map(lambda record: _storage.cast(record, row), row)
+    def _astype(self, dtype: _dtypes.DType) -> Sparse24Array:
+        return self._map(lambda record: _storage.cast(record, dtype), dtype)
 
     # --- products -----------------------------------------------------------------------
 

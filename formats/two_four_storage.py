@@ -12,6 +12,7 @@ from sparse24 import (
     _devices,
     _dtypes,
     _elementwise,
+    _excess,
     _record_parts,
     _storage,
 )
@@ -121,7 +122,7 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
 
         A part of an array raises that of the whole.  Waits for the device.
         """
-        _storage.raise_excess(self._status, self._operand.stored.shape, axis=self.axis)
+        _excess.refuse(self._status, self._operand.stored.shape, axis=self.axis)
 
     @property
     def mT(self) -> Self:
@@ -142,22 +143,22 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
     def _moved(self, mover) -> Self:
         return self._map(lambda record: _storage.move(record, mover), self._dtype, dense=mover)
 
-    def _map(self, record_function, row, *, dense=None) -> Self:
+    def _map(self, record_function, dtype, *, dense=None) -> Self:
         old = self._operand
         apply = lambda record: None if record is None else record_function(record)  # noqa: E731
         kept = dense(old.dense) if dense is not None and old.dense is not None else None
         rows, columns = apply(old.rows), apply(old.columns)
-        return type(self)(Operand24(rows, columns, kept, old.shape, row), status=self._status)
+        return type(self)(Operand24(rows, columns, kept, old.shape, dtype), status=self._status)
 
     def _fields(self):
-        return self._operand, _storage.waited(self._status)
+        return self._operand, _excess.waited(self._status)
 
     @_devices.on_own_device
     def _matrices(self, key) -> Self:
         picked = self._map(lambda record: _record_parts.of_batch(record, key), self._dtype)
         old = picked._operand
         shape = (*old.stored.shape[:-2], *self.shape[-2:])
-        status = _storage.of_whole(self._status, self._operand.stored.shape)
+        status = _excess.of_whole(self._status, self._operand.stored.shape)
         return type(self)(Operand24(old.rows, old.columns, None, shape, self._dtype), status)
 
     @_devices.on_own_device
@@ -181,7 +182,7 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
         return type(self)(Operand24(record, None, None, record.shape, self._dtype))
 
     def _part(self, record: Compressed24) -> Self:
-        status = _storage.of_whole(self._status, self._operand.stored.shape)
+        status = _excess.of_whole(self._status, self._operand.stored.shape)
         return type(self)(Operand24(record, None, None, record.shape, self._dtype), status)
 
     @_devices.on_own_device

@@ -106,9 +106,9 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
                 f"windows need an even m and n <= m - 2, such as 6:8 or 4:6, got {n}:{m}; "
                 "use .toarray()"
             )
-        row = dtype or _arrays.logical_dtype(dense)
+        own = dtype or _arrays.logical_dtype(dense)
         rows = dense if axis == -1 else dense.swapaxes(-1, -2)
-        array = as_24(_spread(rows, m, row), row)
+        array = as_24(_spread(rows, m, own), own)
         index = _arrays.namespace(dense).asarray(_gather_index(rows.shape[-1], m))
         return cls(array if axis == -1 else array.mT, index, dense.shape, (n, m))
 
@@ -242,21 +242,21 @@ def _taken(b, index, axis: int):
     return xp.take(b.view(np.complex128), index, axis=axis).view(b.dtype)
 
 
-def _spread(dense, m: int, row: _dtypes.DType):
+def _spread(dense, m: int, dtype: _dtypes.DType):
     """The dense matrix over windows: every element in the first window with a place for it."""
     from sparse24 import _select
 
     xp = _arrays.namespace(dense)
-    groups = _select.in_groups(dense.view(row.storage), m)
-    sign = 0 if row.name == "int8" else 1 << 8 * row.itemsize - 1
-    left = (groups & row.storage.type(~sign & (1 << 8 * row.itemsize) - 1)) != 0
+    groups = _select.in_groups(dense.view(dtype.storage), m)
+    sign = 0 if dtype.name == "int8" else 1 << 8 * dtype.itemsize - 1
+    left = (groups & dtype.storage.type(~sign & (1 << 8 * dtype.itemsize) - 1)) != 0
     count = m // 2 - 1
-    spread = xp.zeros((*groups.shape[:-1], count, _spec.GROUP), row.storage)
+    spread = xp.zeros((*groups.shape[:-1], count, _spec.GROUP), dtype.storage)
     for j in range(count):
         window = slice(2 * j, 2 * j + _spec.GROUP)
         taken = left[..., window]
         taken = taken & (xp.cumsum(taken, axis=-1) <= _spec.KEPT)
-        spread[..., j, :] = xp.where(taken, groups[..., window], row.storage.type(0))
+        spread[..., j, :] = xp.where(taken, groups[..., window], dtype.storage.type(0))
         left[..., window] &= ~taken
     width = groups.shape[-2] * count * _spec.GROUP
     return spread.reshape(*groups.shape[:-2], width).view(dense.dtype)

@@ -41,56 +41,56 @@ def activate_compress(
     metadata : ndarray of uint8, shape (m, metadata_bytes_per_row(k))
     scales : ndarray of float32, shape (m,), or None
     """
-    row, (m, k) = _arrays.logical_dtype(x), x.shape
-    values = np.empty((m, _spec.values_per_row(k)), _EIGHTH.logical if quantise else row.logical)
+    dtype, (m, k) = _arrays.logical_dtype(x), x.shape
+    values = np.empty((m, _spec.values_per_row(k)), _EIGHTH.logical if quantise else dtype.logical)
     metadata = np.empty((m, _spec.metadata_bytes_per_row(k)), np.uint8)
     scales = np.ones(m, np.float32) if quantise else None
     runs = runs_of(x, _RUN_BYTES)
 
     def run(number: int):
         rows = runs[number]
-        y = _activated(x[rows], activation, None if gate is None else gate[rows], row)
+        y = _activated(x[rows], activation, None if gate is None else gate[rows], dtype)
         kept, metadata[rows], _ = compress(y)
         if scales is None:
             values[rows] = kept
         else:
-            scales[rows] = _quantise(y, kept, row, values[rows])
+            scales[rows] = _quantise(y, kept, dtype, values[rows])
 
     if x.size:
         parallel(run, len(runs), 4 * x.nbytes)
     return values, metadata, scales
 
 
-def _activated(x: np.ndarray, activation: str, gate: np.ndarray | None, row: DType) -> np.ndarray:
+def _activated(x: np.ndarray, activation: str, gate: np.ndarray | None, dtype: DType) -> np.ndarray:
     """`reference.activated` in the type of `x`."""
-    work = np.float64 if row.name == "float64" else np.float32
-    wide = decoded(x, row, work)
+    work = np.float64 if dtype.name == "float64" else np.float32
+    wide = decoded(x, dtype, work)
     with np.errstate(invalid="ignore", over="ignore"):
         if activation == "silu":
             assert gate is not None
             y = np.exp(-wide)
             y += 1
             np.divide(wide, y, out=y)
-            y *= decoded(gate, row, work)
+            y *= decoded(gate, dtype, work)
         else:
             y = np.maximum(wide, 0)
             if activation == "relu2":
                 y *= y
-    if row.logical == y.dtype:
+    if dtype.logical == y.dtype:
         return y
-    rounded = np.empty_like(y, row.logical)
+    rounded = np.empty_like(y, dtype.logical)
     cpu_epilogue.store(y, rounded)
     return rounded
 
 
-def _quantise(y: np.ndarray, kept: np.ndarray, row: DType, out: np.ndarray) -> np.ndarray:
+def _quantise(y: np.ndarray, kept: np.ndarray, dtype: DType, out: np.ndarray) -> np.ndarray:
     """`reference.quantise_rows`: store `kept`, some elements of the rows of `y`; the scales."""
     with np.errstate(invalid="ignore", over="ignore"):
-        amax = np.fmax.reduce(np.abs(decoded(y, row, np.float32)), axis=1, initial=0)
+        amax = np.fmax.reduce(np.abs(decoded(y, dtype, np.float32)), axis=1, initial=0)
         tiny = amax < _TINY
         safe = np.where(tiny, np.float32(1), amax)
         factor = np.where(tiny, np.float32(1), _LARGEST / safe)
-        scaled = decoded(kept, row, np.float32) * factor[:, None]
+        scaled = decoded(kept, dtype, np.float32) * factor[:, None]
     bits = out.view(np.uint8)
     encode_e4m3(scaled.reshape(-1), scaled.view(np.uint32).reshape(-1), bits.reshape(-1))
     bits[bits == _MINUS_ZERO] = 0

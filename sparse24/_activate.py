@@ -72,15 +72,15 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
     with _foreign.stream_of(x):
         array, restore = _foreign.take(x)
         array, gate = _backend.place(array), _checked_gate(gate, array, activation)
-        row = _arrays.logical_dtype(array)
+        dtype = _arrays.logical_dtype(array)
         if array.ndim != 2:
             raise ShapeError(
                 f"x must be a matrix (tokens, features), got shape {tuple(array.shape)}; "
                 "x.reshape(-1, x.shape[-1]) makes it one"
             )
-        if row.name not in FLOATS:
-            raise DTypeError(f"x must be one of {', '.join(FLOATS)}, got {row.name}")
-        record, scales = _compressed(array, row, activation, gate, bool(quantise))
+        if dtype.name not in FLOATS:
+            raise DTypeError(f"x must be one of {', '.join(FLOATS)}, got {dtype.name}")
+        record, scales = _compressed(array, dtype, activation, gate, bool(quantise))
         shape = tuple(array.shape)
         result = Sparse24Array(Operand24(record, None, None, shape, record.dtype))
         return (result, restore(scales[:, None])) if quantise else result
@@ -100,14 +100,14 @@ def _checked_gate(gate, x, activation: str):
     return gate
 
 
-def _compressed(x, row, activation: str, gate, quantise: bool) -> tuple[Compressed24, Any]:
+def _compressed(x, dtype, activation: str, gate, quantise: bool) -> tuple[Compressed24, Any]:
     if _arrays.is_cupy(x):
         from sparse24.kernels import activate_compress as kernel
 
         _storage.refuse_long(x.shape)
-        return kernel.launch(x, row, activation=activation, gate=gate, quantise=quantise)
+        return kernel.launch(x, dtype, activation=activation, gate=gate, quantise=quantise)
     from sparse24.kernels import cpu
 
     values, metadata, scales = cpu.activate_compress(x, activation, gate, quantise=quantise)
-    stored = TABLE["float8_e4m3fn"] if quantise else row
+    stored = TABLE["float8_e4m3fn"] if quantise else dtype
     return Compressed24(values, metadata, None, x.shape, stored), scales

@@ -118,31 +118,30 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     [True, True]
     """
     m, k = _check.sizes(shape, argument="shape", count=2, least=1)
-    row = _dtypes.lookup(dtype)
-    return estimate((m, k), _counts(tokens), row, _chip())
+    return estimate((m, k), _counts(tokens), _dtypes.lookup(dtype), _chip())
 
 
-def estimate(shape: tuple[int, int], counts: tuple[int, ...], row: DType, chip: Chip) -> Advice:
+def estimate(shape: tuple[int, int], counts: tuple[int, ...], dtype: DType, chip: Chip) -> Advice:
     """The advice for a shape, token counts and type, by the model of a chip."""
     (m, k), (name, facts, capability, scale) = shape, chip
     dense, sparse, kernels = [], [], []
     for n in counts:
-        problem = _problem(m, k, n, row, capability)
+        problem = _problem(m, k, n, dtype, capability)
         best = _planner.fastest_able(problem, facts, dense=False, scale=scale)
         seconds = scale("dense") * _dense_seconds(problem, facts)
         dense.append(max(_kernel_times.LEAST_SECONDS, seconds))
         sparse.append(best.seconds)
         kernels.append(best.name)
-    return Advice((m, k), row.name, name, counts, tuple(dense), tuple(sparse), tuple(kernels))
+    return Advice((m, k), dtype.name, name, counts, tuple(dense), tuple(sparse), tuple(kernels))
 
 
-def _problem(m: int, k: int, n: int, row: DType, capability: int) -> Problem:
+def _problem(m: int, k: int, n: int, dtype: DType, capability: int) -> Problem:
     """The problem of ``x @ A.T`` with new arrays, whose rows are columns here."""
-    lines_of_b, lines_of_out = k * row.itemsize, m * _dtypes.numpy_dtype(row.result).itemsize
+    lines_of_b, lines_of_out = k * dtype.itemsize, m * _dtypes.numpy_dtype(dtype.result).itemsize
     b_aligned = lines_of_b % _arrays.VECTOR == 0
     out_aligned = n == 1 or lines_of_out % _arrays.VECTOR == 0
     return Problem(
-        m, n, k, 1, row.name, row.name, row.result, b_order="column", out_order="column",
+        m, n, k, 1, dtype.name, dtype.name, dtype.result, b_order="column", out_order="column",
         aligned=b_aligned and out_aligned, b_aligned=b_aligned, out_aligned=out_aligned,
         out_spills=n == 1 and lines_of_out % _arrays.VECTOR != 0,
         b_in_lines=n == 1 or lines_of_b % _arrays.LINE == 0, compute_capability=capability,

@@ -159,23 +159,23 @@ def device_of(x: Any) -> str:
 
 
 def logical_dtype(x: Any, dtype=None, *, argument: str = "x") -> _dtypes.DType:
-    """The table's row for an array; `dtype` names the logical type of ``uint8`` fp8 bits."""
+    """The element type of an array; `dtype` names the logical type of ``uint8`` fp8 bits."""
     if dtype is not None:
-        row = _dtypes.lookup(dtype, argument=f"{argument}_dtype")
-        if np.dtype(x.dtype) not in (row.logical, row.storage):
+        named = _dtypes.lookup(dtype, argument=f"{argument}_dtype")
+        if np.dtype(x.dtype) not in (named.logical, named.storage):
             raise DTypeError(
-                f"{argument} has dtype {x.dtype}, which cannot carry {row.name}; "
-                f"pass an array of {row.logical} or of its bits, {row.storage}"
+                f"{argument} has dtype {x.dtype}, which cannot carry {named.name}; "
+                f"pass an array of {named.logical} or of its bits, {named.storage}"
             )
-        return row
+        return named
     return _dtypes.lookup(x.dtype, argument=f"{argument}.dtype")
 
 
-def as_storage(x: Any, row: _dtypes.DType) -> Any:
+def as_storage(x: Any, dtype: _dtypes.DType) -> Any:
     """The array as its kernels take it: fp8 on the GPU as ``uint8``, all else unchanged."""
-    if is_cupy(x) and row.is_float8:
+    if is_cupy(x) and dtype.is_float8:
         return x.view(np.uint8)
-    return x if x.dtype == row.logical else x.view(row.logical)
+    return x if x.dtype == dtype.logical else x.view(dtype.logical)
 
 
 def check_real(x: Any, *, argument: str) -> None:
@@ -185,15 +185,15 @@ def check_real(x: Any, *, argument: str) -> None:
         raise DTypeError(f"{argument} must hold real numbers, got {x.dtype}; {way_out}")
 
 
-def not_zero(x: Any, row: _dtypes.DType) -> Any:
+def not_zero(x: Any, dtype: _dtypes.DType) -> Any:
     """Where the elements are not zero, of either sign.
 
     Narrow floats are seen as bits: NumPy compares them slowly, and CuPy has no fp8.
     """
-    if row.name == "int8" or row.itemsize > 2:
+    if dtype.name == "int8" or dtype.itemsize > 2:
         return x != 0
-    magnitude = row.storage.type((1 << 8 * row.itemsize - 1) - 1)
-    return x.view(row.storage) & magnitude != 0
+    magnitude = dtype.storage.type((1 << 8 * dtype.itemsize - 1) - 1)
+    return x.view(dtype.storage) & magnitude != 0
 
 
 def row_pitch(columns: int, itemsize: int, boundary: int = VECTOR) -> int:
@@ -220,22 +220,6 @@ def one_batch(x: Any) -> Any:
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
-def shares_memory(x: Any, y: Any) -> bool:
-    """True if two arrays may overlap; exact bounds, as `numpy.may_share_memory`."""
-    if is_cupy(x) != is_cupy(y):
-        return False
-    if isinstance(x, np.ndarray):
-        return np.may_share_memory(x, y)
-    return overlaps(x, y)
-
-
-def overlaps(x: Any, y: Any) -> bool:
-    """True if two device arrays may overlap; exact bounds."""
-    low_x, high_x = _byte_bounds(x)
-    low_y, high_y = _byte_bounds(y)
-    return low_x < high_y and low_y < high_x
-
-
 def read_only(x: Any) -> Any:
     """A view that cannot be written to, as of a part of something immutable; CuPy has none."""
     if not isinstance(x, np.ndarray):
@@ -243,30 +227,6 @@ def read_only(x: Any) -> Any:
     view = x.view()
     view.flags.writeable = False
     return view
-
-
-def same_view(x: Any, y: Any) -> bool:
-    """True if two arrays of one library hold the same elements in the same order."""
-    address = lambda a: a.data.ptr if is_cupy(a) else a.ctypes.data  # noqa: E731
-    return (address(x), x.shape, x.strides) == (address(y), y.shape, y.strides)
-
-
-def _byte_bounds(x: Any) -> tuple[int, int]:
-    """First byte of a CuPy array, and the one behind its last; an empty array has none."""
-    if not x.size:
-        return 0, 0
-    low, high = extent(x)
-    return x.data.ptr + low, x.data.ptr + high
-
-
-def extent(x: Any) -> tuple[int, int]:
-    """Bytes from the first element of an array that has some to its first byte and past its last.
-
-    The former is negative where an axis runs backwards.
-    """
-    spans = [stride * (size - 1) for stride, size in zip(x.strides, x.shape, strict=True)]
-    low = sum(span for span in spans if span < 0)
-    return low, sum(span for span in spans if span > 0) + x.dtype.itemsize
 
 
 def unflatten_rows(x: Any, shape: tuple[int, ...]) -> Any:

@@ -15,30 +15,30 @@ GPU_SHAPES = ((8192, 8192, 8192), (4096, 4096, 4096), (4096, 4096, 64), (8192, 8
 def run(shapes: list[tuple[int, int, int]] | None, *, device: str, dtype: str | None) -> None:
     """Time 2:4 and dense products and print a row for each shape (m, k, n)."""
     device = _demo.choose_device(device)
-    row = _dtypes.lookup(dtype or ("float32" if device == "cpu" else "float16"))
+    wanted = _dtypes.lookup(dtype or ("float32" if device == "cpu" else "float16"))
     rows = []
     for shape in shapes or (CPU_SHAPES if device == "cpu" else GPU_SHAPES):
-        dense, ours, kernel = measure(shape, device, row)
+        dense, ours, kernel = measure(shape, device, wanted)
         flops = 2 * shape[0] * shape[1] * shape[2]
         rows.append([
             sides(shape), duration(dense), duration(ours), f"{dense / ours:.2f}x",
             f"{flops / ours / 1e12:.3g}", kernel,
         ])  # fmt: skip
-    print(f"{row.name} on {_demo.device_in_words(device)}; rates count the zeros\n")
+    print(f"{wanted.name} on {_demo.device_in_words(device)}; rates count the zeros\n")
     print(table(["m×k×n", "dense", "2:4", "speed-up", "Tflop/s", "kernel"], rows))
 
 
-def measure(shape: tuple[int, int, int], device: str, row: _dtypes.DType):
+def measure(shape: tuple[int, int, int], device: str, dtype: _dtypes.DType):
     """Seconds of the dense product, of ours, and the kernel's name."""
     m, k, n = shape
     xp = np if device == "cpu" else _arrays.cupy_module()
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((m, k), np.float32).astype(row.logical)
+    weight = rng.standard_normal((m, k), np.float32).astype(dtype.logical)
     array = s24.compress(weight, on_excess="prune")
     array = array if device == "cpu" else array.to_device(device)
     weight = xp.asarray(weight)
-    x = xp.asarray(rng.standard_normal((k, n), np.float32).astype(row.logical))
-    out = xp.empty((m, n), row.logical)
+    x = xp.asarray(rng.standard_normal((k, n), np.float32).astype(dtype.logical))
+    out = xp.empty((m, n), dtype.logical)
     calls = [lambda: xp.matmul(weight, x, out=out), lambda: s24.matmul(array, x, out)]
     dense, ours = _timing.median_seconds(calls, on_gpu=device != "cpu")
     return dense, ours, s24.explain(array, x).chosen

@@ -109,6 +109,14 @@ def same_shape(got, want, *, argument: str, other: str) -> None:
         )
 
 
+def layer_shapes(x, weight) -> None:
+    """Refuse tokens and a weight of these shapes whose linear layer does not exist."""
+    if len(weight) != 2 or not x or x[-1] != weight[1]:
+        raise ShapeError(
+            f"x must have shape (..., k) and weight (m, k), got {tuple(x)} and {tuple(weight)}"
+        )
+
+
 def bias(value, m: int, *, argument: str = "bias"):
     """The bias of a layer of `m` rows as a vector (m,); None stays."""
     if value is None:

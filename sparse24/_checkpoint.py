@@ -48,7 +48,7 @@ class Selection:
         if len(shape) != 2 and not (self.stacks and len(shape) == 3):
             wanted = "two or three" if self.stacks else "two"
             return f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}, not {wanted}"
-        if dtype not in [row.logical for row in _dtypes.TABLE.values()]:
+        if dtype not in _dtypes.LOGICAL:
             return f"type {dtype}"
         if min(shape[-2:]) < self.min_size:
             return f"smaller than {self.min_size}"
@@ -194,9 +194,9 @@ def _wide(x: np.ndarray) -> Iterator[np.ndarray]:
     """The elements in float64, block by block: a stack of experts is large without that, too."""
     from sparse24.kernels.cpu_decode import decoded
 
-    row = _arrays.logical_dtype(x)
+    dtype = _arrays.logical_dtype(x)
     for part in _blocks(x.reshape(-1), _BLOCK):
-        yield decoded(part, row, np.float64)
+        yield decoded(part, dtype, np.float64)
 
 
 def _blocks(x: np.ndarray, size: int) -> Iterator[np.ndarray]:

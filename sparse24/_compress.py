@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _prune_methods, _storage
+from sparse24 import (
+    _arrays,
+    _backend,
+    _check,
+    _dtypes,
+    _excess,
+    _foreign,
+    _prune_methods,
+    _storage,
+)
 from sparse24._compress_records import compress_rows, records_both_ways, transposable_records
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Compressed24, Operand24
@@ -14,19 +23,9 @@ from sparse24.formats.two_four import Sparse24Array
 
 
 def compress(
-    x,
-    *,
-    pattern=(2, 4),
-    scores=None,
-    mask=None,
-    like=None,
-    axis=-1,
-    on_excess="raise",
-    check=True,
-    transposable=False,
-    keep_dense=False,
-    dtype=None,
-):
+    x, *, pattern=(2, 4), scores=None, mask=None, like=None, axis=-1, on_excess="raise", check=True,
+    transposable=False, keep_dense=False, dtype=None,
+):  # fmt: skip
     """Compress an array that obeys 2:4, or prune it to 2:4 and compress it.
 
     Parameters
@@ -109,18 +108,18 @@ keeps every element
         _only_24(check=check if check == "deferred" else None)
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.stream_of(x):
-        x, row = _prepared(x, dtype)
+        x, own = _prepared(x, dtype)
         swap = _check_axis(axis, x.ndim) == -2
         if transposable:
             _no_other_rule(scores=scores, mask=mask, like=like)
-            return _transposable(x, row, on_excess, check, keep_dense)
+            return _transposable(x, own, on_excess, check, keep_dense)
         if sum(chosen is not None for chosen in (scores, mask, like)) > 1:
             raise ArgumentError("give one of scores=, mask= and like=, not two")
-        again = None if keep_dense else _like(x, row, like, swap)
+        again = None if keep_dense else _like(x, own, like, swap)
         if again is not None:
             return again
         rule, chosen = _rule(on_excess, scores, mask, like, x)
-        record, status = compress_rows(_swapped(x, swap), row, rule, _swapped(chosen, swap))
+        record, status = compress_rows(_swapped(x, swap), own, rule, _swapped(chosen, swap))
         looked_at = _looked_at(rule, mask, like, swap)
         status = _checked(status, record.shape, looked_at, check, swap)
         dense = _kept_dense(x, record, rule, swap) if keep_dense else None
@@ -137,8 +136,8 @@ def _checked(status, shape, looked_at: str | None, check: bool | str, swap: bool
     if not check or looked_at is None:
         return None
     if check is True:
-        _storage.raise_excess(status, shape, axis=-2 if swap else -1, argument=looked_at)
-    return status if looked_at == "x" else _storage.of_whole(status, shape, looked_at)
+        _excess.refuse(status, shape, axis=-2 if swap else -1, argument=looked_at)
+    return status if looked_at == "x" else _excess.of_whole(status, shape, looked_at)
 
 
 def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
@@ -146,13 +145,13 @@ def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
     from sparse24.formats.n_m import NMArray
 
     with _foreign.stream_of(x):
-        x, row = _prepared(x, dtype)
+        x, own = _prepared(x, dtype)
         if mask is not None:
             mask = checked_mask(mask, x)
-            bits = _arrays.namespace(x).where(mask, x.view(row.storage), row.storage.type(0))
+            bits = _arrays.namespace(x).where(mask, x.view(own.storage), own.storage.type(0))
             x = bits.view(x.dtype)
         return NMArray.from_dense(
-            x, pattern=pattern, axis=axis, on_excess=on_excess, check=check, dtype=row.name
+            x, pattern=pattern, axis=axis, on_excess=on_excess, check=check, dtype=own.name
         )
 
 
@@ -177,22 +176,22 @@ def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
 
 
 def _prepared(x, dtype):
-    """The array where it is to be computed, in the wanted type, and its table row."""
-    own = _foreign.float8_of(x)
+    """The array where it is to be computed, in the wanted type, and that."""
+    told = _foreign.float8_of(x)
     x, _ = _foreign.take(x)
     x = _backend.place(x)
     named = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
-    of_bits = own or (dtype if named else None)
+    of_bits = told or (dtype if named else None)
     if dtype is not None and of_bits is None and x.dtype.kind in "biu" and x.dtype != np.int8:
         x = x.astype(np.float64 if _dtypes.lookup(dtype).name == "float64" else np.float32)
-    row = _arrays.logical_dtype(x, of_bits)
-    x = _arrays.as_storage(x, row)
+    own = _arrays.logical_dtype(x, of_bits)
+    x = _arrays.as_storage(x, own)
     _check.at_least_2d(x.shape, argument="x")
     if dtype is not None:
         wanted = _dtypes.lookup(dtype)
-        if wanted is not row:
-            x, row = _storage.converted(x, row, wanted), wanted
-    return x, row
+        if wanted is not own:
+            return _storage.converted(x, own, wanted), wanted
+    return x, own
 
 
 def _check_axis(axis, ndim: int) -> int:
@@ -243,9 +242,9 @@ def _along(like: Sparse24Array, swap: bool) -> Compressed24 | None:
     return like._operand.columns if swap else like._operand.rows
 
 
-def _like(x, row, like, swap: bool) -> Sparse24Array | None:
+def _like(x, dtype, like, swap: bool) -> Sparse24Array | None:
     """`x` at the non-zeros of `like`, by its codes, where a kernel can; else None."""
-    if not isinstance(like, Sparse24Array) or not _arrays.is_cupy(x) or like._dtype is not row:
+    if not isinstance(like, Sparse24Array) or not _arrays.is_cupy(x) or like._dtype is not dtype:
         return None
     _check.same_shape(x.shape, like.shape, argument="x", other="like")
     record = _along(like, swap)
@@ -266,11 +265,11 @@ def checked_mask(mask, x):
     return mask
 
 
-def _transposable(x, row, on_excess: str, check, keep_dense: bool) -> Sparse24Array:
+def _transposable(x, dtype, on_excess: str, check, keep_dense: bool) -> Sparse24Array:
     rule = "magnitude" if on_excess == "prune" else "check"
     if rule == "magnitude":
-        rows, columns = transposable_records(x, row)
+        rows, columns = transposable_records(x, dtype)
     else:
-        rows, columns = records_both_ways(x, row, check)
+        rows, columns = records_both_ways(x, dtype, check)
     dense = _kept_dense(x, rows, rule, swap=False) if keep_dense else None
-    return Sparse24Array(Operand24(rows, columns, dense, tuple(x.shape), row))
+    return Sparse24Array(Operand24(rows, columns, dense, tuple(x.shape), dtype))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _spec, _storage
+from sparse24 import _arrays, _check, _dtypes, _excess, _foreign, _spec, _storage
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -97,7 +97,7 @@ def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array
         if piece._status is not None:
             first, count = _check.excess(piece._status)
             first, within = first + start * groups, f" in rows {start}:{stop}"
-            _storage.raise_excess((first, count), x.shape, within=within)
+            _excess.refuse((first, count), x.shape, within=within)
         values = _arrays.to_numpy(piece.values).view(piece.dtype)
         metadata = _arrays.to_numpy(piece.metadata)
         yield _on_host(values, metadata, piece.shape, piece._dtype)
@@ -120,18 +120,18 @@ def _read(x, start: int, stop: int, dtype) -> np.ndarray:
     return block
 
 
-def _on_host(values, metadata, shape, row: _dtypes.DType) -> Sparse24Array:
-    record = Compressed24(values, metadata, None, shape, row)
-    return Sparse24Array(Operand24(record, None, None, shape, row))
+def _on_host(values, metadata, shape, dtype: _dtypes.DType) -> Sparse24Array:
+    record = Compressed24(values, metadata, None, shape, dtype)
+    return Sparse24Array(Operand24(record, None, None, shape, dtype))
 
 
 def _movable(block: np.ndarray, dtype) -> tuple[np.ndarray, Any]:
     """The block as a GPU takes it, fp8 as bits, and the type to be named for it."""
     if block.dtype == np.uint8 and dtype is not None:  # bits already
         return block, dtype
-    row = _dtypes.lookup(block.dtype) if block.dtype in _dtypes.LOGICAL else None
-    if row is not None and row.is_float8 and (dtype is None or _dtypes.lookup(dtype) is row):
-        return block.view(np.uint8), row.name
+    own = _dtypes.lookup(block.dtype) if block.dtype in _dtypes.LOGICAL else None
+    if own is not None and own.is_float8 and (dtype is None or _dtypes.lookup(dtype) is own):
+        return block.view(np.uint8), own.name
     return block, dtype
 
 
@@ -181,13 +181,13 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     x = _sliceable(x)
     blocks = compress_blocks(x, rows=rows, device=device, on_excess=on_excess, dtype=dtype)
     own = dtype is None
-    row = _dtypes.lookup(x.dtype if own else dtype, argument="x.dtype" if own else "dtype")
+    stored = _dtypes.lookup(x.dtype if own else dtype, argument="x.dtype" if own else "dtype")
     m, k = x.shape
-    values = np.empty((m, _spec.values_per_row(k)), row.logical)
+    values = np.empty((m, _spec.values_per_row(k)), stored.logical)
     metadata = np.empty((m, _spec.metadata_bytes_per_row(k)), np.uint8)
     start = 0
     for block in blocks:
         stop = start + block.shape[0]
         values[start:stop], metadata[start:stop] = block.values, block.metadata
         start = stop
-    return _on_host(values, metadata, (m, k), row)
+    return _on_host(values, metadata, (m, k), stored)

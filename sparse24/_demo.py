@@ -135,7 +135,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         Columns of the dense operand.
     """
     device = choose_device(device)
-    row = _dtypes.lookup(dtype or ("float32" if device == "cpu" else "float16"))
+    wanted = _dtypes.lookup(dtype or ("float32" if device == "cpu" else "float16"))
     file = _packed_checkpoint.open_checkpoint(checkpoint or fetch_checkpoint())
     names = _checkpoint.Selection().eligible(file)
     if not names:
@@ -144,14 +144,14 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         )
     of_them = count(len(names), "eligible matrix", "eligible matrices")
     print(f"{file.path.name}: {of_them} of {count(len(file), 'array')}")
-    print(f"A (m, k) in {row.name} times x (k, {tokens}), on {device_in_words(device)}\n")
+    print(f"A (m, k) in {wanted.name} times x (k, {tokens}), on {device_in_words(device)}\n")
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "compressed.safetensors"
-        energies = _prune_and_save(file, names, row, saved)
+        energies = _prune_and_save(file, names, wanted, saved)
         arrays = s24.load_safetensors(saved, device=device)
         for name in _convert_checkpoint.progress_bar(names, len(names)):
-            dense = _finite(file[name].astype(row.logical), name)
+            dense = _finite(file[name].astype(wanted.logical), name)
             lines.append(_measure(name, dense, arrays[name], energies[name], tokens, device))
         _print(lines, saved.stat().st_size)
     return all(line.passed for line in lines)
@@ -188,12 +188,12 @@ def _finite(dense: np.ndarray, name: str) -> np.ndarray:
     return dense
 
 
-def _prune_and_save(file, names, row, target: Path) -> dict[str, float]:
+def _prune_and_save(file, names, dtype, target: Path) -> dict[str, float]:
     arrays, energies = {}, {}
     for name in names:
         layer = _checkpoint.compress_layer(name, file[name], _checkpoint.Recipe())
         assert layer is not None  # what is pruned obeys
-        arrays[name] = layer.array.astype(row)
+        arrays[name] = layer.array.astype(dtype)
         energies[name] = layer.kept_energy
     s24.save_safetensors(target, arrays)
     return energies

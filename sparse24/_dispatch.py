@@ -13,6 +13,7 @@ from sparse24 import (
     _cuda_graphs,
     _foreign,
     _memory_order,
+    _overlap,
     _planner,
     _storage,
 )
@@ -66,8 +67,8 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
     check_stored(a, call.algorithm)
     batch = out.shape[:-2]
     given, records, aux = b, (a.rows, a.columns), epilogue.aux
-    a = cast_operand(a, types.row_a)
-    b = convert(b, types.row_b, call.other_dtype)
+    a = cast_operand(a, types.type_a)
+    b = convert(b, types.type_b, call.other_dtype)
     as_given = b is given and a.rows is records[0] and a.columns is records[1] and not batch
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
@@ -89,7 +90,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
 
 def _copy_back(flat_out, out) -> bool:
     """Write a result with one batch axis to `out`, unless it is a view of that; True if written."""
-    if _arrays.shares_memory(flat_out, out):
+    if _overlap.shares_memory(flat_out, out):
         return False
     out[...] = flat_out.reshape(out.shape)
     return True
@@ -153,7 +154,7 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool 
     return Problem(
         m=a.shape[-2], n=b.shape[-1], k=a.shape[-1],
         batch=out.shape[0] if out.ndim == 3 else 1,
-        dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
+        dtype=types.type_a.name, b_dtype=types.type_b.name, out_dtype=types.name,
         a_batched=batched_a, b_batched=batched_b,
         plain=epilogue.is_plain, activation=epilogue.activation, fast_accumulation=fast,
         compute_capability=int(b.device.compute_capability), **_memory_order.facts(b, out),
@@ -162,26 +163,26 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool 
 
 def refuse_overlap(name: str, target, a: Operand24, b) -> None:
     """Refuse to write to `target`, the argument `name`, if it shares memory with an operand."""
-    if _arrays.shares_memory(target, b) or _arrays.shares_memory(target, a.elements):
+    if _overlap.shares_memory(target, b) or _overlap.shares_memory(target, a.elements):
         raise ArgumentError(OVERLAP.format(name))
 
 
-def cast_operand(a: Operand24, row: DType) -> Operand24:
+def cast_operand(a: Operand24, dtype: DType) -> Operand24:
     """The operand with elements of another type."""
-    if a.dtype is row:
+    if a.dtype is dtype:
         return a
     if a.rows is None and a.columns is None:
-        return Operand24(None, None, convert(a.dense, row, a.dtype), a.shape, row)
-    turn = lambda record: None if record is None else _storage.cast(record, row)  # noqa: E731
-    return Operand24(turn(a.rows), turn(a.columns), None, a.shape, row)
+        return Operand24(None, None, convert(a.dense, dtype, a.dtype), a.shape, dtype)
+    turn = lambda record: None if record is None else _storage.cast(record, dtype)  # noqa: E731
+    return Operand24(turn(a.rows), turn(a.columns), None, a.shape, dtype)
 
 
-def convert(b, row: DType, b_dtype):
-    """A dense operand, of type `b_dtype` if that is named, as kernels for type `row` take it."""
+def convert(b, dtype: DType, b_dtype):
+    """A dense operand, of type `b_dtype` if that is named, as kernels for type `dtype` take it."""
     own = _arrays.logical_dtype(b, b_dtype, argument="b")
-    if own is row:
-        return _arrays.as_storage(b, row)
-    return _storage.converted(_arrays.as_storage(b, own), own, row)
+    if own is dtype:
+        return _arrays.as_storage(b, dtype)
+    return _storage.converted(_arrays.as_storage(b, own), own, dtype)
 
 
 def _dense_of(a: Operand24):
@@ -210,12 +211,12 @@ def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> La
     return Launched(OfRecord(product), a.rows, b, out, epilogue)
 
 
-def adds_rows(left: tuple[int, ...], right: tuple[int, ...], row: DType) -> bool:
+def adds_rows(left: tuple[int, ...], right: tuple[int, ...], dtype: DType) -> bool:
     """Whether a product of these shapes across the groups adds up stored rows, on the CPU."""
     from sparse24.kernels import cpu
 
     matrices = len(left) == len(right) == 2
-    return matrices and math.prod(left) > 0 and cpu.few_rows_pay(right[1], row)
+    return matrices and math.prod(left) > 0 and cpu.few_rows_pay(right[1], dtype)
 
 
 class OfRecord(NamedTuple):

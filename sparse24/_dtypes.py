@@ -78,7 +78,7 @@ LOGICAL: frozenset[np.dtype] = frozenset(_BY_LOGICAL)
 
 
 def lookup(dtype, *, argument: str = "dtype", known: tuple[str, ...] = NAMES) -> DType:
-    """Return the table's row for a dtype, a name, or raise `DTypeError`, which lists `known`."""
+    """The element type of a dtype or a name, or raise `DTypeError`, which lists `known`."""
     if isinstance(dtype, DType):
         return dtype
     name = by_name(dtype)

@@ -52,37 +52,37 @@ def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
         ) from None
 
 
-def result_type(ufunc: np.ufunc, row: DType, factor: Any) -> DType:
+def result_type(ufunc: np.ufunc, dtype: DType, factor: Any) -> DType:
     """The element type of the result: NumPy's for a dense array, if the library stores it.
 
     Numbers of Python leave bfloat16 and fp8 as they are, as they do NumPy's own floats.
     """
     weak = type(factor) in (bool, int, float)
-    if weak and not is_native(row):
-        return row
+    if weak and not is_native(dtype):
+        return dtype
     other = factor if weak else np.empty(0, factor.dtype)
     try:
-        found = ufunc(np.empty(0, row.logical), other).dtype
+        found = ufunc(np.empty(0, dtype.logical), other).dtype
     except TypeError:
         found = None
     except OverflowError as error:
         raise ArgumentError(
-            f"the factor {_check.shown(factor)} does not fit {row.name}; convert the array with "
+            f"the factor {_check.shown(factor)} does not fit {dtype.name}; convert the array with "
             ".astype(...)"
         ) from error
     if found not in _dtypes.LOGICAL:
         made = "have no common type" if found is None else f"give {found}, which is not stored"
         named = type(factor).__name__ if weak else factor.dtype
         raise DTypeError(
-            f"elements of {row.name} and a factor of {named} {made}; convert one of them with "
+            f"elements of {dtype.name} and a factor of {named} {made}; convert one of them with "
             ".astype(...)"
         )
     return _dtypes.lookup(found)
 
 
-def is_native(row: DType) -> bool:
+def is_native(dtype: DType) -> bool:
     """Whether NumPy and CuPy compute in this type by themselves."""
-    return row.logical.isbuiltin == 1
+    return dtype.logical.isbuiltin == 1
 
 
 def of_record(ufunc: np.ufunc, record: Compressed24, factor: Any, result: DType) -> Compressed24:
@@ -103,12 +103,12 @@ def _at_places(record: Compressed24, factor: Any) -> Any:
 
 
 def of_stored(
-    ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DType,
+    ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: DType,
     taken: Callable[[Any], Any],
 ) -> Any:  # fmt: skip
     """The same of elements whose factors are `taken` from the whole array where they vary."""
     factor = taken(factor) if _varies(factor) else _by_row(factor)
-    return of_values(ufunc, values, row, factor, result)
+    return of_values(ufunc, values, dtype, factor, result)
 
 
 def _varies(factor: Any) -> bool:
@@ -127,39 +127,39 @@ def at_columns(factor: Any, columns: Any) -> Any:
     return xp.take_along_axis(factor, xp.minimum(columns, factor.shape[-1] - 1), axis=-1)
 
 
-def of_values(ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DType) -> Any:
+def of_values(ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: DType) -> Any:
     """`ufunc` of stored elements and a factor that broadcasts to them; zeros, as filler, stay."""
-    if factor is None and row.is_float8:
-        return _with_sign(ufunc, values, row)
-    if np.ndim(factor) == 0 and _is_looked_up(values, row):
-        of_each = of_values(ufunc, _storage.every(row), row, factor, result)
-        return of_each.take(values.view(row.storage))
+    if factor is None and dtype.is_float8:
+        return _with_sign(ufunc, values, dtype)
+    if np.ndim(factor) == 0 and _is_looked_up(values, dtype):
+        of_each = of_values(ufunc, _storage.every(dtype), dtype, factor, result)
+        return of_each.take(values.view(dtype.storage))
     xp = _arrays.namespace(values)
     work = result if is_native(result) else WORK
-    wide = values if work is row else _storage.converted(values, row, work)
+    wide = values if work is dtype else _storage.converted(values, dtype, work)
     operands = (wide,) if factor is None else (wide, _in_work(factor, work))
     # fp8 saturates silently; of others only a zero beside an infinite factor is no news.
-    with np.errstate(all="ignore") if row.is_float8 else np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore") if dtype.is_float8 else np.errstate(invalid="ignore"):
         made = getattr(xp, ufunc.__name__)(*operands)
     made = made if work is result else _storage.converted(made, work, result)
-    kept = _arrays.not_zero(values, row) & _arrays.not_zero(made, result)
+    kept = _arrays.not_zero(values, dtype) & _arrays.not_zero(made, result)
     bits = made.view(result.storage)
     made = xp.where(kept, bits, bits.dtype.type(0)).view(made.dtype)  # nor is -0.0 stored
     return _storage.in_rows(made)
 
 
-def _with_sign(ufunc: np.ufunc, values: Any, row: DType) -> Any:
+def _with_sign(ufunc: np.ufunc, values: Any, dtype: DType) -> Any:
     """fp8 with another sign, in its bits: in float32 and back, infinities would saturate."""
-    bits = values.view(row.storage)
+    bits = values.view(dtype.storage)
     turned = bits ^ _SIGN if ufunc is np.negative else bits & ~_SIGN
-    kept = _arrays.not_zero(values, row)
+    kept = _arrays.not_zero(values, dtype)
     turned = _arrays.namespace(values).where(kept, turned, bits.dtype.type(0))
     return _storage.in_rows(turned.view(values.dtype))
 
 
-def _is_looked_up(values: Any, row: DType) -> bool:
+def _is_looked_up(values: Any, dtype: DType) -> bool:
     """Whether it is faster to compute of all values of fp8, and to look the result up."""
-    return row.is_float8 and not _arrays.is_cupy(values) and values.size > 1 << 8
+    return dtype.is_float8 and not _arrays.is_cupy(values) and values.size > 1 << 8
 
 
 def _in_work(factor: Any, work: DType) -> Any:

@@ -144,10 +144,10 @@ def _explain_hybrid(a, b, out, call: Call) -> Explanation:
         _other_formats.check_written(*((h, other) if left else (other, h)), out, finish)
     if product.told is None:
         return Explanation(NOTHING, (), {}, "an operand has no elements, so no kernel runs")
-    told, (m, k), row = product.told, product.h.shape, product.h._dtype
+    told, (m, k), own = product.told, product.h.shape, product.h._dtype
     if product.h.device == "cpu":
         return Explanation(told["choice"], (), {}, told["reason"])
-    problem = Problem(m, told["n"], k, 1, row.name, row.name, row.result, b_order=product.order)
+    problem = Problem(m, told["n"], k, 1, own.name, own.name, own.result, b_order=product.order)
     ranked = (
         Candidate(path, "", Variant(problem, stage_b=path in told["copies_b"]), seconds)
         for path, seconds in sorted(told["candidates"].items(), key=lambda pair: pair[1])
@@ -161,7 +161,7 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
         matrix, _, _ = _product.taken(other, operand, call, "a" if from_left else "b")
         laid = _product.laid_out(operand, matrix, out, call, from_left=from_left)
         a, b, target, epilogue = _as_multiplied(laid)
-    kept = laid.a.dense is not None and laid.a.dtype is laid.types.row_a
+    kept = laid.a.dense is not None and laid.a.dtype is laid.types.type_a
     _dispatch.check_stored(laid.a, call.algorithm)
     if not laid.target.size:
         return Explanation(NOTHING, (), {}, "the result has no elements, so nothing runs")
@@ -196,11 +196,11 @@ def _as_multiplied(laid: _product.LaidOut):
     An operand that would be converted is an array like the converted one.
     """
     types, b = laid.types, laid.b
-    a = Operand24(None, None, None, laid.a.shape, types.row_a)
-    if _arrays.logical_dtype(b, laid.named, argument="b") is types.row_b:
-        b = _arrays.as_storage(b, types.row_b)
+    a = Operand24(None, None, None, laid.a.shape, types.type_a)
+    if _arrays.logical_dtype(b, laid.named, argument="b") is types.type_b:
+        b = _arrays.as_storage(b, types.type_b)
     else:
-        dtype = types.row_b.carried if types.on_gpu else types.row_b.logical
+        dtype = types.type_b.carried if types.on_gpu else types.type_b.logical
         b = _arrays.empty_rows(_arrays.namespace(b), b.shape, dtype)
     if not laid.target.size:
         return a, b, laid.out, laid.epilogue

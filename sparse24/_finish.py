@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign
+from sparse24 import _arrays, _dtypes, _foreign, _overlap
 from sparse24._fuse import fuse
 from sparse24._options import Call, Epilogue
 from sparse24._records import Fused
@@ -68,7 +68,7 @@ def _bias_in_place(full, goes: Target, call: Call):
     bias, _ = _foreign.take(e.bias, argument="bias")
     fits = bias.dtype.itemsize == 2 and bias.dtype.name == full.dtype.name == goes.name
     fits = fits and bias.shape in ((size,), (1, size))
-    apart = goes.out is None or not _arrays.shares_memory(bias, goes.out)
+    apart = goes.out is None or not _overlap.shares_memory(bias, goes.out)
     here = bias.data.device_id == full.data.device_id
     return bias.reshape(-1) if fits and apart and here else None
 
@@ -114,11 +114,11 @@ def finish_matrix(product, out, name: str, epilogue: Fused) -> None:
         return
     from sparse24.kernels import cast, dense
 
-    contiguous, row = _arrays.namespace(product).ascontiguousarray, None
+    contiguous, dtype = _arrays.namespace(product).ascontiguousarray, None
     if product.dtype.itemsize < 4:
-        row = _dtypes.TABLE[product.dtype.name]
+        dtype = _dtypes.TABLE[product.dtype.name]
         if not product.flags.c_contiguous:
-            product = contiguous(product.view(row.storage)).view(row.logical)
-        if row.name != name:
-            product = cast.launch(product, row, _dtypes.TABLE["float32"])
+            product = contiguous(product.view(dtype.storage)).view(dtype.logical)
+        if dtype.name != name:
+            product = cast.launch(product, dtype, _dtypes.TABLE["float32"])
     dense.apply_epilogue(contiguous(product), out, name, readable(epilogue, product.shape[0]))

@@ -213,8 +213,8 @@ def _cuda_view(x):
 def _carrier(dtype) -> np.dtype:
     """The type in which CuPy sees a tensor of this type."""
     name = str(dtype).removeprefix("torch.")
-    row = _dtypes.TABLE.get(name)
-    return np.dtype(name) if row is None else row.carried
+    known = _dtypes.TABLE.get(name)
+    return np.dtype(name) if known is None else known.carried
 
 
 def _tensor_of(x, dtype):

@@ -6,12 +6,12 @@ import contextlib
 from dataclasses import replace
 
 from sparse24 import (
-    _arrays,
     _check,
     _cuda_graphs,
     _dispatch,
     _foreign,
     _gradients,
+    _overlap,
     _product,
     _replay,
 )
@@ -276,7 +276,7 @@ def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, 
     keeping = _cuda_graphs.keeping(a.rows, target) if types.on_gpu else contextlib.nullcontext()
     with keeping:
         offsets = grouped_offsets.taken(offsets, a.shape[0], b.shape[1], like=b)
-        if out is not None and _arrays.shares_memory(target, offsets):
+        if out is not None and _overlap.shares_memory(target, offsets):
             raise ArgumentError(_dispatch.OVERLAP.format("out"))
         epilogue = grouped_fuse.fused(call, a, b.shape[1], types.name, by_rows=by_rows)
         yield Grouped(a, b, target, offsets, types.fitted(epilogue, None), gated), types

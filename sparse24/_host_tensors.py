@@ -65,9 +65,9 @@ def _address(x: Any) -> int:
 def _carried(dtype: Any) -> tuple[str | None, np.dtype | None]:
     """As what NumPy sees elements of a type, and the type of which they are if that is another."""
     name = str(dtype).removeprefix("torch.")
-    row = _dtypes.TABLE.get(name)
-    if row is not None and row.logical.isbuiltin != 1:
-        return row.storage.str, row.logical
+    known = _dtypes.TABLE.get(name)
+    if known is not None and known.logical.isbuiltin != 1:
+        return known.storage.str, known.logical
     try:
         own = np.dtype(name)
     except TypeError:  # one of torch's own
@@ -77,10 +77,10 @@ def _carried(dtype: Any) -> tuple[str | None, np.dtype | None]:
 
 def _by_torch(x: Any) -> np.ndarray:
     """What torch makes of the others: its errors, and arrays without elements."""
-    row = _dtypes.TABLE.get(str(x.dtype).removeprefix("torch."))
-    if row is None or row.logical.isbuiltin == 1:
+    dtype = _dtypes.TABLE.get(str(x.dtype).removeprefix("torch."))
+    if dtype is None or dtype.logical.isbuiltin == 1:
         return x.numpy()
     import torch
 
-    bits = torch.int16 if row.itemsize == 2 else torch.uint8
-    return x.view(bits).numpy().view(row.logical)
+    bits = torch.int16 if dtype.itemsize == 2 else torch.uint8
+    return x.view(bits).numpy().view(dtype.logical)

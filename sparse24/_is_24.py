@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _spec, _storage
+from sparse24 import _arrays, _check, _excess, _foreign, _spec
 from sparse24._errors import PatternError
 
 
@@ -45,7 +45,7 @@ def is_24(x, *, axis=-1):
     >>> s24.is_24([2, 0, 0, 1])
     True
     """
-    _, count, _ = _excess(x, axis)
+    _, count, _ = _found(x, axis)
     return not count
 
 
@@ -75,18 +75,18 @@ def check_24(x, *, axis=-1):
     sparse24.PatternError: x[0, 0:4] has more than 2 non-zeros, as 6 of 6 groups have; \
 prune it to 2:4 first (sparse24.prune)
     """
-    first, count, (axis, moved) = _excess(x, axis)
+    first, count, (axis, moved) = _found(x, axis)
     if not count:
         return
     groups = math.prod(moved[:-1]) * _spec.groups(moved[-1])
-    place = _storage.place_of_group(first, moved, _spec.GROUP, axis)
+    place = _excess.place_of_group(first, moved, _spec.GROUP, axis)
     raise PatternError(
         f"x[{place}] has more than 2 non-zeros, as {count} of {groups} groups have; prune it to "
         "2:4 first (sparse24.prune)"
     )
 
 
-def _excess(x, axis):
+def _found(x, axis):
     """First bad group and their number, along (axis, the shape with the axis moved last)."""
     with _foreign.stream_of(x):
         array, _ = _foreign.take(x)
@@ -95,13 +95,13 @@ def _excess(x, axis):
         _check.at_least_1d(array.shape, argument="x")
         number = _check.axis(axis, array.ndim)
         # Bare bytes are the bits of fp8: of either type, as both have the sign on top.
-        row = _arrays.logical_dtype(array, "float8_e5m2" if array.dtype == np.uint8 else None)
-        moved = np.moveaxis(_arrays.as_storage(array, row), number, -1)
+        dtype = _arrays.logical_dtype(array, "float8_e5m2" if array.dtype == np.uint8 else None)
+        moved = np.moveaxis(_arrays.as_storage(array, dtype), number, -1)
         matrix = moved if moved.ndim > 1 else moved[None]
         if _arrays.is_cupy(matrix):
             from sparse24.kernels import compress
 
-            first, count = _check.excess(compress.check(matrix, row))
+            first, count = _check.excess(compress.check(matrix, dtype))
         else:
             from sparse24.kernels import cpu
 

@@ -120,14 +120,14 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     """
     from sparse24.kernels import cpu
 
-    row = _dtypes.lookup(dtype)
+    wanted = _dtypes.lookup(dtype)
     shape = _check.sizes(shape, argument="shape")
     rng = _check.generator(rng)
     scores = rng.random(shape)
-    if row.name == "int8":
+    if wanted.name == "int8":
         x = rng.integers(-100, 101, shape).astype(np.int8)
     else:
-        x = rng.standard_normal(shape).astype(np.float32).astype(row.logical)
+        x = rng.standard_normal(shape).astype(np.float32).astype(wanted.logical)
     x[x == 0] = 1  # rounding to fp8 makes zeros, too
     array = compress(cpu.prune(x, scores))
     return array if device == "cpu" else array.to_device(device)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparse24._bounded import remember
 from sparse24.kernels.launch import Launch
 
 LayOut = Callable[..., Sequence[Any]]
@@ -89,10 +90,7 @@ class MovedLayout:
     ) -> list[_Laid] | None:
         with laying_out:
             laid = self._for_stand_ins(addresses, stream)
-        if len(self._known) >= MOST_KINDS:
-            self._known.clear()
-        self._known[kind] = laid
-        return laid
+        return remember(self._known, kind, laid, MOST_KINDS)
 
     def _for_stand_ins(self, addresses: Sequence[int], stream: int) -> list[_Laid] | None:
         """The launches; None if their arguments do not hold addresses as words."""
@@ -115,9 +113,7 @@ class MovedLayout:
         with laying_out:
             launches = self._unmoved.get(key)
             if launches is None:
-                if len(self._unmoved) >= MOST_ADDRESSES:
-                    self._unmoved.clear()
-                launches = self._unmoved[key] = self._lay_out(*key)
+                launches = remember(self._unmoved, key, self._lay_out(*key), MOST_ADDRESSES)
             for launch in launches:
                 (launch if last is None else launch.with_last(last.argument))(stream)
 

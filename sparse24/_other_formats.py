@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from sparse24 import (
     _dtypes,
     _finish,
     _foreign,
+    _overlap,
     _product,
     _target,
 )
@@ -52,7 +54,7 @@ def in_tf32(precision: str, a, b, out, call: Call):
             "precision='tf32' needs a float32 NMArray of pattern (1, 2), got "
             f"{type(sparse).__name__}; compress it with pattern=(1, 2)"
         )
-    product = lambda: sparse.multiply_tf32(other, left=left)  # noqa: E731
+    product = functools.partial(sparse.multiply_tf32, other, left=left)
     with _foreign.stream_of(other):
         return _asked(product, checked(call), a, b, out)
 
@@ -80,7 +82,7 @@ def _refuse_overlaps(out, call: Call, a, b) -> None:
         for argument, x in (("a", a), ("b", b)):
             if isinstance(x, SparseArray | Windows24) or _arrays.is_sparse_matrix(x):
                 continue
-            if _arrays.shares_memory(_foreign.take(x, argument=argument)[0], target):
+            if _overlap.shares_memory(_foreign.take(x, argument=argument)[0], target):
                 raise ArgumentError(_dispatch.OVERLAP.format(written))
 
 

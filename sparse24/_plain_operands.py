@@ -18,21 +18,19 @@ def one_sparse(a, b, a_dtype, b_dtype):
     left, right = _foreign.take(a, argument="a")[0], _foreign.take(b, argument="b")[0]
     if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
         return a, b
-    for x, array, axis, row, other in (
+    for x, array, axis, dtype, other in (
         (a, left, -1, a_dtype, b), (b, right, -2, b_dtype, a)
     ):  # fmt: skip
         wide_enough = array.ndim >= 2 and min(array.shape[-2:]) > 1
         with _foreign.stream_of(x):  # `array` does not tell that it is torch's
             if wide_enough and is_24(array, axis=axis):
-                packed = compress(array, axis=axis, dtype=row, check=False)
+                packed = compress(array, axis=axis, dtype=dtype, check=False)
                 return (packed, other) if x is a else (other, packed)
     return a, b
 
 
-def _known_dtypes(named) -> tuple[np.dtype, ...]:
-    rows = _dtypes.TABLE.values()
-    known = tuple(row.logical for row in rows)
-    return (*known, np.dtype(np.uint8)) if named is not None else known
+def _known_dtypes(named) -> frozenset[np.dtype]:
+    return _dtypes.LOGICAL if named is None else _dtypes.LOGICAL | {np.dtype(np.uint8)}
 
 
 def _capturing(x) -> bool:
@@ -68,5 +66,5 @@ def _one_element(out):
 def _operand(x, named, argument: str) -> Operand24:
     """A plain array as a product takes it."""
     _check.at_least_2d(x.shape, argument=argument)
-    row = _arrays.logical_dtype(x, named, argument=argument)
-    return Operand24(None, None, _arrays.as_storage(x, row), tuple(x.shape), row)
+    dtype = _arrays.logical_dtype(x, named, argument=argument)
+    return Operand24(None, None, _arrays.as_storage(x, dtype), tuple(x.shape), dtype)

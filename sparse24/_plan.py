@@ -198,13 +198,13 @@ def _example(a: Sparse24Array, b_spec, b_dtype):
         )
     axes = shape if isinstance(shape, tuple | list) else (shape,)
     shape = tuple(_check.whole(size, argument="a size in b_spec", least=0) for size in axes)
-    row = _dtypes.lookup(dtype, argument="the dtype in b_spec")
+    named = _dtypes.lookup(dtype, argument="the dtype in b_spec")
     if a.device == "cpu":
-        return np.zeros(shape, row.logical), b_dtype
+        return np.zeros(shape, named.logical), b_dtype
     xp = _arrays.cupy_module()
-    if row.is_float8:
-        return xp.zeros(shape, np.uint8), row.name
-    return xp.zeros(shape, row.logical), b_dtype
+    if named.is_float8:
+        return xp.zeros(shape, np.uint8), named.name
+    return xp.zeros(shape, named.logical), b_dtype
 
 
 @contextlib.contextmanager

@@ -48,10 +48,9 @@ def multiply(
 def _multiply_view(a: Operand24, x, out, call: Call, plans: Plans | None, *, from_left: bool):
     """`multiply` with an array of another library, whose view is remembered."""
     named = with_own_type(call, x)
-    return by_view(
-        lambda x, out: multiply(a, x, out, named, plans, from_left=from_left),
-        x, out, argument="a" if from_left else "b",
-    )  # fmt: skip
+    view, restore = _foreign.take(x, argument="a" if from_left else "b")
+    product = multiply(a, view, given(out), named, plans, from_left=from_left)
+    return restore(product) if out is None else out
 
 
 def _multiply_rows(a: Operand24, x: np.ndarray, call: Call, plans: Plans | None):
@@ -102,13 +101,6 @@ def _treats_rows_alike(a: Operand24, call: Call) -> bool:
     if by_row or not isinstance(e, Epilogue) or e.aux is not None or e.alpha_vector is not None:
         return False
     return e.bias is None or getattr(e.bias, "ndim", 0) == 1
-
-
-def by_view(product: Callable[[Any, Any], Any], x, out, *, argument: str):
-    """``product(x, out)`` on a view of another library's array, and remembered as such."""
-    array, restore = _foreign.take(x, argument=argument)
-    made = product(array, given(out))
-    return restore(made) if out is None else out
 
 
 class LaidOut(NamedTuple):

@@ -19,33 +19,33 @@ def promote(a: DType, b: DType) -> tuple[DType, DType]:
         common = np.dtype(np.float32)  # fp8 with a 16-bit float: both fit
     if common.itemsize == 1:  # int8 with fp8, which ml_dtypes calls wide enough
         common = np.dtype(np.float32)
-    row = _dtypes.lookup(common, argument="the common dtype of the operands")
-    return row, row
+    dtype = _dtypes.lookup(common, argument="the common dtype of the operands")
+    return dtype, dtype
 
 
-def promoted_integers(x, row: DType, named=None, *, argument: str):
-    """Integers and booleans converted to NumPy's common type with `row`; other arrays unchanged.
+def promoted_integers(x, dtype: DType, named=None, *, argument: str):
+    """Integers and booleans converted to NumPy's common type with `dtype`; other arrays unchanged.
 
     Unchanged are also ``uint8``, which may be the bits of fp8, and an array whose type is `named`.
     Integers wider than int8 are refused beside an int8 matrix.
     """
     if named is not None or x.dtype.kind not in "biu" or x.dtype in (np.int8, np.uint8):
         return x
-    of_numpy = row.logical.isbuiltin == 1  # NumPy knows no common type with ml_dtypes
+    of_numpy = dtype.logical.isbuiltin == 1  # NumPy knows no common type with ml_dtypes
     if x.dtype == bool and not of_numpy:
         return x.astype(np.int8)
-    if x.dtype != bool and row.name == "int8":
+    if x.dtype != bool and dtype.name == "int8":
         raise DTypeError(
             f"{argument} must not hold integers wider than int8 with an int8 matrix, got dtype "
             f"{x.dtype}; use .astype('int8') if its values fit, or .astype('float32')"
         )
-    common = np.promote_types(row.logical if of_numpy else np.float32, x.dtype)
+    common = np.promote_types(dtype.logical if of_numpy else np.float32, x.dtype)
     return x.astype(common) if common in _dtypes.LOGICAL else x
 
 
-def result_of(row: DType, dtype: np.dtype, *, argument: str) -> str:
+def result_of(own: DType, dtype: np.dtype, *, argument: str) -> str:
     """The type of a product with a dense array of a type, which may be integers or booleans."""
-    if dtype == row.logical:
-        return row.result
-    other = promoted_integers(np.empty(0, dtype), row, argument=argument)
-    return promote(row, _arrays.logical_dtype(other, argument=argument))[0].result
+    if dtype == own.logical:
+        return own.result
+    other = promoted_integers(np.empty(0, dtype), own, argument=argument)
+    return promote(own, _arrays.logical_dtype(other, argument=argument))[0].result

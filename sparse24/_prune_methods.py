@@ -27,31 +27,31 @@ def checked_scores(scores, x, *, argument: str = "scores"):
     return scores
 
 
-def magnitude(x, row: _dtypes.DType):
+def magnitude(x, dtype: _dtypes.DType):
     """Absolute values as float32 (float64 of float64), which rank NaN above inf.
 
     So -0.0 equals 0.0, and int8 -128 ranks above 127.
     """
-    return _arrays.namespace(x).abs(_numbers(x, row))
+    return _arrays.namespace(x).abs(_numbers(x, dtype))
 
 
-def _numbers(x, row: _dtypes.DType):
+def _numbers(x, dtype: _dtypes.DType):
     """`x` as float32, or as float64 if it is that."""
-    wide = np.float64 if row.name == "float64" else np.float32
+    wide = np.float64 if dtype.name == "float64" else np.float32
     if isinstance(x, np.ndarray):
         from sparse24.kernels.cpu_decode import decoded
 
         # NumPy converts halves and 8-bit floats one by one, in ten times the time.
-        return decoded(x, row, wide)
-    if row.is_float8 and x.dtype == np.uint8:
-        table = np.arange(256, dtype=np.uint8).view(row.logical).astype(np.float32)
+        return decoded(x, dtype, wide)
+    if dtype.is_float8 and x.dtype == np.uint8:
+        table = np.arange(256, dtype=np.uint8).view(dtype.logical).astype(np.float32)
         return _arrays.namespace(x).asarray(table)[x]
     return x.astype(wide)
 
 
-def wanda(x, row: _dtypes.DType, norms):
+def wanda(x, dtype: _dtypes.DType, norms):
     """Magnitude times the norm of the input that the element multiplies (Sun et al., 2023)."""
-    size = magnitude(x, row)
+    size = magnitude(x, dtype)
     return size * _arrays.namespace(x).asarray(norms, dtype=size.dtype)
 
 

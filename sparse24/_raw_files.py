@@ -246,10 +246,10 @@ class NpzFile(ArrayFile):
             self._rename(name, type_name)
 
     def _rename(self, name: str, type_name: str) -> None:
-        row = _dtypes.TABLE.get(type_name) if isinstance(type_name, str) else None
-        if row is None or name not in self.specs or self.specs[name][1] != row.storage:
+        dtype = _dtypes.TABLE.get(type_name) if isinstance(type_name, str) else None
+        if dtype is None or name not in self.specs or self.specs[name][1] != dtype.storage:
             raise damaged(self.path, f"array {name!r} does not hold the bits of {type_name!r}")
-        self.specs[name] = (self.specs[name][0], row.logical)
+        self.specs[name] = (self.specs[name][0], dtype.logical)
 
     @contextlib.contextmanager
     def _archive(self) -> Iterator[zipfile.ZipFile]:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparse24 import _arrays, _foreign
+from sparse24 import _arrays, _foreign, _overlap
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
@@ -163,7 +163,7 @@ def _meeting(x: Any, y: Any) -> Callable[[int, int], bool]:
     """``meets(at_x, at_y)``: whether arrays like these share memory at these addresses."""
     if not x.size or not y.size:
         return lambda at_x, at_y: False
-    (low_x, high_x), (low_y, high_y) = _arrays.extent(x), _arrays.extent(y)
+    (low_x, high_x), (low_y, high_y) = _overlap.extent(x), _overlap.extent(y)
     return lambda at_x, at_y: at_x + low_x < at_y + high_y and at_y + low_y < at_x + high_x
 
 
@@ -223,7 +223,7 @@ class ReadyArrays:
         return result
 
     def _multiply(self, x: Any, result: Any, *, given: bool) -> None:
-        if given and _arrays.overlaps(result, x):
+        if given and _overlap.overlaps(result, x):
             raise ArgumentError(OVERLAP.format("out"))
         self._run(x, result)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _autotune, _devices, _dtypes, _ready_cpu, _tuning_cache
+from sparse24 import _arrays, _autotune, _bounded, _devices, _dtypes, _ready_cpu, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
 from sparse24._options import NO_OPTIONS, Call, Epilogue
@@ -194,9 +194,7 @@ def repeat(plan: Any, x: Any, out: Any, call: Call) -> Any:
 
 def keep(plans: dict, key: tuple, plan: Any) -> None:
     """Remember a prepared product; if there are too many, all others are forgotten."""
-    if len(plans) >= MOST_SIGNATURES:
-        plans.clear()
-    plans[key] = plan
+    _bounded.remember(plans, key, plan, MOST_SIGNATURES)
 
 
 def find(plans: dict, key: tuple | None, x: Any) -> Any:

@@ -21,11 +21,11 @@ def best_of_groups(scores, n: int, m: int):
         return _prune_on_cpu(np.ones(scores.shape, np.int8), n, m, scores).view(bool)
     from sparse24.kernels import n_m
 
-    scored, row = _as_matrix(scores), _dtypes.TABLE["int8"]
-    return n_m.mask_n_m(scored, row, n, m, scores=scored).reshape(scores.shape)
+    scored, dtype = _as_matrix(scores), _dtypes.TABLE["int8"]
+    return n_m.mask_n_m(scored, dtype, n, m, scores=scored).reshape(scores.shape)
 
 
-def mask_by_magnitude(x, row: _dtypes.DType, n: int, m: int):
+def mask_by_magnitude(x, dtype: _dtypes.DType, n: int, m: int):
     """Mask of the `n` largest magnitudes of every `m` of an array, in one kernel."""
     if namespace(x) is np:
         from sparse24.kernels import cpu
@@ -33,10 +33,10 @@ def mask_by_magnitude(x, row: _dtypes.DType, n: int, m: int):
         return cpu.mask_n_m(x, n, m)
     from sparse24.kernels import n_m
 
-    return n_m.mask_n_m(_as_matrix(x), row, n, m).reshape(x.shape)
+    return n_m.mask_n_m(_as_matrix(x), dtype, n, m).reshape(x.shape)
 
 
-def best_elements(x, row: _dtypes.DType, n: int, m: int, scores=None):
+def best_elements(x, dtype: _dtypes.DType, n: int, m: int, scores=None):
     """`x` (..., k), as its kernels take it, zero but for the `n` best of every `m`.
 
     The best are the largest, or those of the best `scores` (CuPy only).
@@ -46,7 +46,7 @@ def best_elements(x, row: _dtypes.DType, n: int, m: int, scores=None):
     from sparse24.kernels import n_m
 
     scores = None if scores is None else _as_matrix(scores)
-    return n_m.prune_n_m(_as_matrix(x), row, n, m, scores=scores).reshape(x.shape)
+    return n_m.prune_n_m(_as_matrix(x), dtype, n, m, scores=scores).reshape(x.shape)
 
 
 def _as_matrix(x):
@@ -69,14 +69,14 @@ def in_groups(x, m: int):
     return x.reshape(*x.shape[:-1], x.shape[-1] // m, m)
 
 
-def best_of_tiles(scores, row: _dtypes.DType | None = None):
+def best_of_tiles(scores, dtype: _dtypes.DType | None = None):
     """Mask of the largest sum among the 90 that keep 2 of 4 in each row and column of a tile.
 
     Tiles are 4x4 over the last two axes of scores that are not negative, or of a CuPy array
-    in storage dtype of `row`, whose magnitudes count; ragged edges are filled up with
+    in storage dtype of `dtype`, whose magnitudes count; ragged edges are filled up with
     zeros.  Sums are float32, as `reference.transposable_mask` says.
     """
-    if row is None:
+    if dtype is None:
         with np.errstate(over="ignore"):
             scores = scores.astype(np.float32, copy=False)
     if namespace(scores) is np:
@@ -85,7 +85,7 @@ def best_of_tiles(scores, row: _dtypes.DType | None = None):
         return cpu.transposable_mask(scores)
     from sparse24.kernels import transposable
 
-    return transposable.mask(scores, row or _dtypes.TABLE["float32"])
+    return transposable.mask(scores, dtype or _dtypes.TABLE["float32"])
 
 
 def raised_tiles(scores):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparse24 import _foreign, _replay
+from sparse24._bounded import remember
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
 from sparse24._options import NO_OPTIONS, Call
@@ -79,11 +80,10 @@ def share(
     """Let other arrays take what was planned for one, if that is a single launch."""
     if key is None or not isinstance(plan, ReadyProduct):
         return
-    if len(_known) >= MOST:
-        _known.clear()
     views = {"b": View(launched.b), "out": View(launched.out)}
     bare = launched._replace(a=None, epilogue=PLAIN, **views)
-    _known[key] = _Shared(bare, plan.allocate, make_epilogue, plan.layout)
+    shared = _Shared(bare, plan.allocate, make_epilogue, plan.layout)
+    remember(_known, key, shared, MOST)
 
 
 def _record(a: Operand24, from_left: bool) -> Compressed24 | None:

@@ -83,20 +83,10 @@ def _atom_nibbles_8bit() -> np.ndarray:
     return row * (ATOM_K // GROUP) + group
 
 
-def _atom_nibbles_tf32() -> np.ndarray:
-    """The same for TF32 at 1:2: a 64x64 atom, one code for two elements."""
-    row = np.arange(ATOM_M)[:, None]
-    k = 2 * np.arange(ATOM_K_TF32 // 2)[None, :]
-    words = ATOM_K_TF32 // 16
-    w, r8, g = row >> 4, (row >> 3) & 1, row & 7
-    bit = (k & 7) + 8 * r8 + 16 * (k >> 4) + 16 * words * g
-    bit = bit + 128 * words * ((k >> 3) & 1) + 256 * words * w
-    return 2 * bit // 4
-
-
 ATOM_NIBBLES_16BIT = _atom_nibbles_16bit()
 ATOM_NIBBLES_8BIT = _atom_nibbles_8bit()
-ATOM_NIBBLES_TF32 = _atom_nibbles_tf32()
+# A pair of TF32 elements, of which one is stored, has the bytes and the place of four in 16 bits.
+ATOM_NIBBLES_TF32 = ATOM_NIBBLES_16BIT
 
 
 def atom_nibbles(itemsize: int) -> np.ndarray:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _gradients, _spec
+from sparse24 import _arrays, _check, _foreign, _gradients
 from sparse24._dtypes import DType
 from sparse24._errors import (
     ArgumentError,
     DeviceError,
     DTypeError,
-    PatternError,
     ShapeError,
     UnsupportedError,
 )
@@ -84,7 +83,7 @@ def decompress(record: Compressed24, out=None):
     return out
 
 
-def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
+def check_out(out, shape: tuple[int, ...], dtype: DType, *, like) -> Any:
     """The NumPy or CuPy array behind a result array, if it fits."""
     _check.is_array(out, argument="out")
     _gradients.refuse_target(out)
@@ -96,87 +95,19 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
         )
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(out.shape)}")
-    if out.dtype not in (row.logical, row.carried):
-        raise DTypeError(f"out must have dtype {row.logical}, got {out.dtype}")
+    if out.dtype not in (dtype.logical, dtype.carried):
+        raise DTypeError(f"out must have dtype {dtype.logical}, got {out.dtype}")
     _check.writable(out, argument="out")
     return out
 
 
-def dense_into(out, make, shape: tuple[int, ...], row: DType, *, like):
+def dense_into(out, make, shape: tuple[int, ...], dtype: DType, *, like):
     """The dense array that `make()` returns, or `out` with its elements, after its checks."""
     if out is None:
         return make()
     with _foreign.stream_of(out):
-        check_out(out, shape, row, like=like)[...] = make()
+        check_out(out, shape, dtype, like=like)[...] = make()
     return out
-
-
-class Whole(NamedTuple):
-    """The check of an array that another one is a part of, and its shape, groups along the end."""
-
-    status: Any
-    shape: tuple[int, ...]
-    argument: str  # what was looked at
-
-
-def of_whole(status, shape: tuple[int, ...], argument: str = "x") -> Whole | None:
-    """What a part of an array of this shape keeps of its check, which nothing waits for."""
-    return status if status is None or isinstance(status, Whole) else Whole(status, shape, argument)
-
-
-def waited(status):
-    """A check's result on the host; waits for the device."""
-    if isinstance(status, Whole):
-        return status._replace(status=_check.excess(status.status))
-    return None if status is None else _check.excess(status)
-
-
-def raise_excess(
-    status,
-    shape: tuple[int, ...],
-    *,
-    axis: int = -1,
-    argument: str = "x",
-    prune: str = "sparse24.prune",
-    within: str = "",
-) -> None:
-    """Raise `PatternError` if a check found a bad group; waits for the device.
-
-    `status` is that of a kernel's check; `shape` that of the array with the groups along
-    its last axis; `prune` the call that would make it fit; `within` where groups were counted,
-    if not in all of the array.
-    """
-    if status is None:
-        return
-    if isinstance(status, Whole):
-        status, shape, argument = status
-    first, count = _check.excess(status)
-    if count == 0:
-        return
-    fault = "has more than 2 non-zeros"
-    way_out = f"prune it first ({prune}), or compress with on_excess='prune'"
-    if argument == "x" and len(shape) == 2:
-        way_out += "; sparse24.hybrid keeps every element"
-    if argument in ("mask", "like"):
-        fault, way_out = "keeps more than 2 elements", "keep at most 2, as sparse24.mask(x) does"
-    if argument == "like":
-        way_out = f"its groups run along the other axis: pass axis={-3 - axis}"
-    place = place_of_group(first, shape, _spec.GROUP, axis)
-    raise PatternError(
-        f"{argument}[{place}] {fault}, the first of {count} such groups{within}; {way_out}"
-    )
-
-
-def place_of_group(number: int, shape: tuple[int, ...], size: int, axis: int) -> str:
-    """Where a group of `size` elements is, as an index of the array whose groups run along `axis`.
-
-    Groups are numbered in the order of `shape`, that of the array with the axis moved to the end.
-    """
-    *place, group = map(int, np.unravel_index(number, (*shape[:-1], -(-shape[-1] // size))))
-    span = f"{size * group}:{min(size * (group + 1), shape[-1])}"
-    places = [str(i) for i in place]
-    places.insert(axis % len(shape), span)
-    return ", ".join(places)
 
 
 def converted(x: Any, own: DType, wanted: DType) -> Any:
@@ -198,10 +129,10 @@ def converted(x: Any, own: DType, wanted: DType) -> Any:
 
 
 @functools.cache
-def every(row: DType) -> np.ndarray:
+def every(dtype: DType) -> np.ndarray:
     """Every value of a narrow type, in the order of its bits."""
-    bits = np.arange(1 << 8 * row.itemsize, dtype=row.storage)
-    return _arrays.read_only(bits.view(row.logical))
+    bits = np.arange(1 << 8 * dtype.itemsize, dtype=dtype.storage)
+    return _arrays.read_only(bits.view(dtype.logical))
 
 
 @functools.cache
@@ -216,17 +147,17 @@ def _table(own: DType, wanted: DType) -> np.ndarray:
         return _arrays.read_only(reference.to_dtype(every(own), wanted.logical))
 
 
-def cast(record: Compressed24, row: DType) -> Compressed24:
+def cast(record: Compressed24, dtype: DType) -> Compressed24:
     """The record with elements of another type; the codes stay."""
-    return with_values(record, converted(record.values, record.dtype, row), row)
+    return with_values(record, converted(record.values, record.dtype, dtype), dtype)
 
 
-def with_values(record: Compressed24, values: Any, row: DType) -> Compressed24:
-    """The record with other elements, of type `row`, at the same places."""
-    keep_order = (row.itemsize == 1) == (record.dtype.itemsize == 1)
+def with_values(record: Compressed24, values: Any, dtype: DType) -> Compressed24:
+    """The record with other elements, of type `dtype`, at the same places."""
+    keep_order = (dtype.itemsize == 1) == (record.dtype.itemsize == 1)
     metadata = canonical(record) if not keep_order else record.metadata
     packed_too = record.packed if keep_order else None
-    return Compressed24(values, metadata, packed_too, record.shape, row)
+    return Compressed24(values, metadata, packed_too, record.shape, dtype)
 
 
 def copy(record: Compressed24) -> Compressed24:
@@ -264,12 +195,12 @@ def mover(device, stream=None):
     return to_cuda
 
 
-def move_values(values, row: DType, mover):
+def move_values(values, dtype: DType, mover):
     """Stored elements copied by `mover`; rows 16-byte aligned on a GPU."""
-    moved = mover(values.view(np.uint8) if row.is_float8 else values)
+    moved = mover(values.view(np.uint8) if dtype.is_float8 else values)
     if _arrays.is_cupy(moved):
         return in_rows(moved)
-    return np.ascontiguousarray(moved).view(row.logical) if row.is_float8 else moved
+    return np.ascontiguousarray(moved).view(dtype.logical) if dtype.is_float8 else moved
 
 
 def refuse_long(shape: tuple[int, ...]) -> None:

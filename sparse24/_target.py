@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _foreign
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _overlap
 from sparse24._dtypes import DType
 from sparse24._errors import (
     ArgumentError,
@@ -55,13 +55,13 @@ class Target:
         if c is None and aux is None:
             return epilogue
         if c is not None:
-            if _overlaps(c, self.out) and not _arrays.same_view(c, self.out):
+            if _meet(c, self.out) and not _overlap.same_view(c, self.out):
                 raise ArgumentError(
                     "c overlaps out and is another array; pass out itself, or a copy"
                 )
             c = self._with_both_axes(c, "c", dropped)
         if aux is not None:
-            if _overlaps(aux, self.out) or _overlaps(aux, epilogue.c):
+            if _meet(aux, self.out) or _meet(aux, epilogue.c):
                 raise ArgumentError("aux shares memory with out or c; pass another array")
             _check.writable(aux, argument="aux")
             aux = self._with_both_axes(aux, "aux", dropped)
@@ -73,7 +73,7 @@ class Target:
         copies = {}
         for name in ("row_scale", "column_scale", "row_bias", "column_bias") if written else ():
             vector = getattr(epilogue, name)
-            if any(_overlaps(vector, x) for x in written):
+            if any(_meet(vector, x) for x in written):
                 copies[name] = vector.copy()
         return replace(epilogue, **copies) if copies else epilogue
 
@@ -96,8 +96,8 @@ class Target:
 class Result(Target):
     """Where a product goes, and in which types it is computed."""
 
-    row_a: DType  # types to which the operands are converted
-    row_b: DType
+    type_a: DType  # types to which the operands are converted
+    type_b: DType
 
     @classmethod
     def of(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
@@ -109,13 +109,13 @@ class Result(Target):
                 f"one operand is on {here}, the other on {there}; move one with .to_device(...) or "
                 "cupy.asarray"
             )
-        row_a, row_b = promote(
+        type_a, type_b = promote(
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
-        name = row_a.result if call.dtype is None else result_name(call.dtype)
+        name = type_a.result if call.dtype is None else result_name(call.dtype)
         on_gpu = _arrays.is_cupy(held)
-        refuse_integers(row_a.name, name, on_gpu=on_gpu)
-        return cls(shape, name, given(out), on_gpu, row_a, row_b)
+        refuse_integers(type_a.name, name, on_gpu=on_gpu)
+        return cls(shape, name, given(out), on_gpu, type_a, type_b)
 
 
 def given(out):
@@ -159,5 +159,5 @@ def result_name(dtype) -> str:
     return _dtypes.lookup(dtype, known=_dtypes.OUTPUT_NAMES).name
 
 
-def _overlaps(x, y) -> bool:
-    return x is not None and y is not None and _arrays.shares_memory(x, y)
+def _meet(x, y) -> bool:
+    return x is not None and y is not None and _overlap.shares_memory(x, y)

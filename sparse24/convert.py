@@ -53,12 +53,12 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     True
     """
     values, metadata = _host(values, "values"), _host(metadata, "metadata")
-    row = _arrays.logical_dtype(values, dtype, argument="values")
-    values = _arrays.as_storage(values, row)
-    parts = Parts(values, metadata, _check.sizes(shape, argument="shape"), row)
+    own = _arrays.logical_dtype(values, dtype, argument="values")
+    values = _arrays.as_storage(values, own)
+    parts = Parts(values, metadata, _check.sizes(shape, argument="shape"), own)
     parts.check("from_parts")
-    record = Compressed24(values, metadata, None, parts.shape, row)
-    return Sparse24Array(Operand24(record, None, None, parts.shape, row))
+    record = Compressed24(values, metadata, None, parts.shape, own)
+    return Sparse24Array(Operand24(record, None, None, parts.shape, own))
 
 
 def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
@@ -103,12 +103,12 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
         raise FormatError(
             f"bitmask must be uint8 of shape {(m, -(-k // 8))}, got {bitmask.dtype} {bitmask.shape}"
         )
-    row = _arrays.logical_dtype(values, dtype, argument="values")
+    own = _arrays.logical_dtype(values, dtype, argument="values")
     mask = np.unpackbits(bitmask, axis=1, count=k, bitorder="little").astype(bool)
     if int(mask.sum()) != values.size:
         raise FormatError(f"bitmask has {int(mask.sum())} bits set for {values.size} values")
-    dense = np.zeros((m, k), row.logical)
-    dense[mask] = _arrays.as_storage(values, row).reshape(-1)
+    dense = np.zeros((m, k), own.logical)
+    dense[mask] = _arrays.as_storage(values, own).reshape(-1)
     return compress(dense, mask=mask)
 
 

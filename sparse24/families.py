@@ -33,13 +33,13 @@ TILE = 64
 
 def _normal(rng, keep: np.ndarray, dtype) -> np.ndarray:
     """Random normal values where `keep` is true, zeros elsewhere; int8 in [-8, 8], never zero."""
-    row = _dtypes.lookup(dtype)
-    if row.name == "int8":
+    wanted = _dtypes.lookup(dtype)
+    if wanted.name == "int8":
         values = rng.integers(1, 9, keep.shape) * rng.choice((-1, 1), keep.shape)
     else:
-        values = rng.standard_normal(keep.shape, np.float32).astype(row.logical)
+        values = rng.standard_normal(keep.shape, np.float32).astype(wanted.logical)
         values[values == 0] = 1  # fp8 has more zeros than float32
-    return np.where(keep, values, 0).astype(row.logical)
+    return np.where(keep, values, 0).astype(wanted.logical)
 
 
 def _from_density(rng, density: np.ndarray, shape) -> np.ndarray:
@@ -220,7 +220,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
     """
     import scipy.sparse
 
-    row = _type_in_scipy(dtype)
+    wanted = _type_in_scipy(dtype)
     lines = Path(path).read_text(errors="replace").splitlines()
     if len(lines) < 2:
         raise FormatError(f"{path} must have a header, row offsets and column indices")
@@ -244,7 +244,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
         raise FormatError(f"{path} has {columns.size} column indices, not nnz = {nnz}; get it anew")
     if nnz and not (columns.min() >= 0 and columns.max() < k):
         raise FormatError(f"{path}: column indices must be in [0, {k})")
-    values = _normal(_check.generator(rng), np.ones(nnz, bool), row)
+    values = _normal(_check.generator(rng), np.ones(nnz, bool), wanted)
     return scipy.sparse.csr_array((values, columns, offsets), shape=(m, k))
 
 
@@ -283,21 +283,21 @@ def read_mtx(path, *, dtype=None):
 
     from sparse24.kernels import reference
 
-    row = None if dtype is None else _type_in_scipy(dtype)
+    wanted = None if dtype is None else _type_in_scipy(dtype)
     matrix = _matrix_market.read(path)
-    if row is not None:
+    if wanted is not None:
         _arrays.check_real(matrix, argument="the matrix")
-        data = reference.to_dtype(matrix.data, row.logical)
+        data = reference.to_dtype(matrix.data, wanted.logical)
         matrix = scipy.sparse.csr_array((data, matrix.indices, matrix.indptr), shape=matrix.shape)
     return matrix
 
 
 def _type_in_scipy(dtype) -> _dtypes.DType:
-    """The table's row of an element type that SciPy's sparse matrices know."""
-    row = _dtypes.lookup(dtype)
-    if row.name not in ("float32", "float64", "int8"):
+    """An element type that SciPy's sparse matrices know."""
+    wanted = _dtypes.lookup(dtype)
+    if wanted.name not in ("float32", "float64", "int8"):
         raise DTypeError(
-            f"SciPy has no sparse matrices of {row.name}; read float32, and pass "
-            f"dtype={row.name!r} to sparse24.hybrid or sparse24.from_scipy"
+            f"SciPy has no sparse matrices of {wanted.name}; read float32, and pass "
+            f"dtype={wanted.name!r} to sparse24.hybrid or sparse24.from_scipy"
         )
-    return row
+    return wanted

@@ -167,10 +167,7 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
         if given is not None:
             _check_own(given, name)
     _check.one_of(transposable, (True, False), argument="transposable")
-    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
-        raise ShapeError(
-            f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
-        )
+    _check.layer_shapes(x.shape, weight.shape)
     vector = _check.bias(bias, weight.shape[0])
     packed = pack(weight, mask=mask, transposable=transposable)
     y = _sparse_linear(x, packed[0], vector)

@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError
 from sparse24._jax import splits
 from sparse24._jax.axes import vary, varying
 from sparse24._jax.calls import is_traced
@@ -131,10 +131,7 @@ def _check_arrays(x: Any, weight: Any, bias: Any, mask: Any) -> None:
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
         if given is not None or name in ("x", "weight"):
             _check.is_array(given, argument=name)
-    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
-        raise ShapeError(
-            f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
-        )
+    _check.layer_shapes(x.shape, weight.shape)
     for name, given in (("x", x), ("weight", weight)):
         _dtypes.lookup(given.dtype, argument=f"{name}.dtype")
     if bias is not None:

@@ -118,19 +118,19 @@ def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0)
     >>> s24.testing.assert_accurate(A @ b, dense.astype(float) @ b, rival=dense @ b)
     """
     ours, theirs = relative_error(actual, exact), relative_error(rival, exact)
-    row = _dtypes.TABLE.get(_arrays.to_numpy(actual, argument="actual").dtype.name)
+    dtype = _dtypes.TABLE.get(_arrays.to_numpy(actual, argument="actual").dtype.name)
     # Where the rival happens to be exact, one rounding of the result is still allowed.
-    rounding = _rounding(row) if row is not None else 0.0
+    rounding = _rounding(dtype) if dtype is not None else 0.0
     limit = factor * max(theirs, rounding)
     assert ours <= limit, (
         f"relative error {ours:.2e} exceeds {factor} times that of the rival, {theirs:.2e}"
     )
 
 
-def _rounding(row: _dtypes.DType) -> float:
+def _rounding(dtype: _dtypes.DType) -> float:
     import ml_dtypes
 
-    return 0.0 if row.name == "int8" else float(ml_dtypes.finfo(row.logical).eps) / 2
+    return 0.0 if dtype.name == "int8" else float(ml_dtypes.finfo(dtype.logical).eps) / 2
 
 
 def arrays(
@@ -179,24 +179,24 @@ def arrays(
 
     @st.composite
     def draw_array(draw):
-        row = _dtypes.lookup(draw(st.sampled_from(dtypes)))
+        dtype = _dtypes.lookup(draw(st.sampled_from(dtypes)))
         batch = draw(st.lists(st.integers(0, 3), max_size=max_batch))
         shape = (*batch, draw(st.integers(0, max_side)), draw(st.integers(0, max_side)))
         rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-        return _view(draw, st, _values(rng, shape, row, special))
+        return _view(draw, st, _values(rng, shape, dtype, special))
 
     return draw_array()
 
 
-def _values(rng: np.random.Generator, shape: tuple[int, ...], row: _dtypes.DType, special: bool):
+def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: _dtypes.DType, special: bool):
     """Small integers, so that there are ties and zeros, with special values strewn in."""
-    x = rng.integers(-4, 5, shape).astype(np.float32).astype(row.logical)
-    if special and row.name != "int8":
+    x = rng.integers(-4, 5, shape).astype(np.float32).astype(dtype.logical)
+    if special and dtype.name != "int8":
         strange = np.array([np.nan, -0.0, np.inf, -np.inf], np.float32)
-        if row.name == "float8_e4m3fn":  # has no infinity
+        if dtype.name == "float8_e4m3fn":  # has no infinity
             strange = strange[:2]
         places = rng.random(shape) < 0.1
-        x[places] = rng.choice(strange, int(places.sum())).astype(row.logical)
+        x[places] = rng.choice(strange, int(places.sum())).astype(dtype.logical)
     return x
 
 

@@ -7,8 +7,10 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import cli_cases
 import numpy as np
 import pytest
+from file_cases import FORMATS
 from hypothesis import HealthCheck, settings
 from planner_cases import H200, KEY
 
@@ -46,6 +48,24 @@ def xp(request):
     if request.param == "numpy":
         return np
     return pytest.importorskip("cupy")
+
+
+@pytest.fixture(params=FORMATS)
+def suffix(request):
+    """Each kind of file that holds compressed arrays."""
+    return request.param
+
+
+@pytest.fixture
+def arrays(rng):
+    """Those of a small checkpoint, by name."""
+    return cli_cases.small_checkpoint(rng)
+
+
+@pytest.fixture
+def checkpoint(arrays, tmp_path):
+    """The file of a small checkpoint."""
+    return cli_cases.saved(arrays, tmp_path)
 
 
 @pytest.fixture(scope="session")

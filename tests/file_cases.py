@@ -20,6 +20,12 @@ def bits(x):
     return np.ascontiguousarray(x).view(np.uint8)
 
 
+def assert_same(a, b):
+    assert (a.shape, a.dtype, a.axis, a.transposable) == (b.shape, b.dtype, b.axis, b.transposable)
+    np.testing.assert_array_equal(bits(a.values), bits(b.values))
+    np.testing.assert_array_equal(a.metadata, b.metadata)
+
+
 def after_flips(path: Path, load: Callable[[Path], Any]) -> Iterator[Any]:
     """What a file gives, with one byte after the other changed, where that is not refused."""
     whole = path.read_bytes()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from matmul_cases import logical, put, sample
 from product_cases import dense_float8
-from test_matmul import logical, put, sample
 
 import sparse24 as s24
 from sparse24 import _dtypes, _planner

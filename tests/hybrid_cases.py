@@ -48,7 +48,7 @@ def choose(h, n, path):
     """Let a path be the choice for so many columns, whatever is predicted."""
     for copied in (False, True):
         name = hybrid_choice.choice_for(n, copied=copied)
-        h._prepared[name] = SimpleNamespace(path=path, nbytes=0)
+        h._prepared[name] = SimpleNamespace(value=path, nbytes=0)
 
 
 def assert_same_bits(got, want):

@@ -13,20 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
-from cli_cases import run, saved, small_checkpoint
+from cli_cases import run
 
 import sparse24 as s24
 from sparse24 import _arrays, _checkpoint, _cli, _config, _demo, _dtypes
-
-
-@pytest.fixture
-def arrays(rng):
-    return small_checkpoint(rng)
-
-
-@pytest.fixture
-def checkpoint(arrays, tmp_path):
-    return saved(arrays, tmp_path)
 
 
 def test_a_file_of_scipy_is_named(tmp_path, capsys):

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 
 import numpy as np
 import pytest
-from cli_cases import run, saved, small_checkpoint
+from cli_cases import run
+from file_cases import FORMATS
 
 import sparse24 as s24
 from sparse24 import _checkpoint, _cli, _raw_files, _raw_writers
 
 
-@pytest.fixture
-def arrays(rng):
-    return small_checkpoint(rng)
-
-
-@pytest.fixture
-def checkpoint(arrays, tmp_path):
-    return saved(arrays, tmp_path)
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_convert_prunes_what_is_eligible_and_copies_the_rest(
     suffix, checkpoint, arrays, tmp_path, capsys
 ):
     out = tmp_path / f"out.{suffix}"
     text = run(capsys, "convert", checkpoint, out, "--report", tmp_path / "report.json")
-    loaded = (s24.load_npz if suffix == "npz" else s24.load_safetensors)(out)
+    loaded = FORMATS[suffix][1](out)
     assert set(loaded) == set(arrays)
     for name, before in arrays.items():
         after = loaded[name]
@@ -101,7 +90,6 @@ def test_convert_takes_npz_and_npy(arrays, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("method", ["magnitude", "sparsegpt"])
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_pruned_matrices_are_written_densely_on_request(
     method, suffix, checkpoint, arrays, tmp_path, capsys, rng
 ):
@@ -118,7 +106,7 @@ def test_pruned_matrices_are_written_densely_on_request(
     assert "arrays" not in written.header
     run(capsys, "convert", plain, again, "--quiet")
     run(capsys, "convert", checkpoint, once, *how, "--quiet")
-    load = s24.load_npz if suffix == "npz" else s24.load_safetensors
+    _, load = FORMATS[suffix]
     compressed_later = load(again)
     for name, array in load(once).items():
         later = compressed_later[name]
@@ -195,71 +183,6 @@ def test_convert_weighs_by_calibration(checkpoint, tmp_path, capsys, rng):
     np.testing.assert_array_equal(s24.load_npz(out)["layer.0.weight"].toarray(), wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("none.npz", None, "No such file"),
-        ("empty.safetensors", b"", "cannot be read"),
-        ("text.npz", b"hello", "cannot be read"),
-        ("text.npy", b"hello", "cannot be read"),
-        ("model.bin", b"hello", "must end in .safetensors, .npz, .npy"),
-        ("model.pt", b"hello", "pickles, which may run any program, are never read; save its"),
-    ],
-)
-def test_bad_input_is_an_error_and_writes_nothing(name, content, message, tmp_path, capsys):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    out = tmp_path / "out.safetensors"
-    out.write_bytes(b"precious")
-    assert message in run(capsys, "convert", tmp_path / name, out, code=1)
-    assert out.read_bytes() == b"precious"
-    given = {name} if content is not None else set()
-    assert set(os.listdir(tmp_path)) == given | {out.name}
-
-
-def test_a_truncated_checkpoint_is_an_error(checkpoint, tmp_path, capsys):
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
-    assert "cannot be read" in run(capsys, "convert", checkpoint, tmp_path / "o.npz", code=1)
-    np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32), w=np.ones((64, 64), np.float32))
-    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", "--include", "x", code=1)
-    assert "'w' of shape (64, 64): not included" in error
-    assert not (tmp_path / "o.npz").exists()
-
-
-def test_nothing_eligible_says_why(tmp_path, capsys):
-    np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32))
-    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", code=1)
-    assert "no eligible matrix among its 1 array:" in error
-    assert "shape (3,): 1 axis, not two" in error
-    assert not (tmp_path / "o.npz").exists()
-
-
-def test_what_the_target_cannot_hold_is_found_before_the_work(tmp_path, capsys, monkeypatch):
-    np.savez(tmp_path / "a.npz", w=np.ones((64, 64)), phase=np.ones(3, complex))
-    monkeypatch.setattr(_checkpoint, "compress_layer", None)
-    message = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "b.safetensors", code=1)
-    assert "phase has dtype complex128, which a safetensors file cannot hold" in message
-
-
-def test_the_source_is_never_the_target(checkpoint, tmp_path, capsys):
-    before = checkpoint.read_bytes()
-    assert "must not be IN" in run(capsys, "convert", checkpoint, checkpoint, code=1)
-    error = run(capsys, "convert", checkpoint, tmp_path / "o.npy", code=1)
-    assert "must end in .safetensors or .npz" in error
-    assert checkpoint.read_bytes() == before
-
-
-def test_a_report_replaces_no_other_file_of_the_job(checkpoint, tmp_path, capsys):
-    before, out = checkpoint.read_bytes(), tmp_path / "o.npz"
-    for report in (checkpoint, out):
-        error = run(capsys, "convert", checkpoint, out, "--report", report, code=1)
-        assert f"the report must not replace '{report}'" in error
-    error = run(capsys, "convert", checkpoint, out, "--report", tmp_path / "none" / "r", code=1)
-    assert "a folder that does not exist" in error
-    assert checkpoint.read_bytes() == before
-    assert os.listdir(tmp_path) == [checkpoint.name]
-
-
 def test_a_matrix_with_nan_is_converted_and_reported_as_such(tmp_path, capsys):
     weight = np.ones((32, 32), np.float32)
     weight[3, 5] = np.nan
@@ -293,124 +216,3 @@ def test_the_report_of_a_conversion_is_that_of_the_library(
         assert row["name"] == layer.name
         assert row["kept_energy"] == pytest.approx(layer.kept_energy, abs=1e-3)
         assert row["histogram"] == list(layer.histogram)
-
-
-def test_a_layer_with_unfit_calibration_is_named(checkpoint, tmp_path, capsys, rng):
-    inputs = {"layer.0.weight": np.ones((50, 35)), "layer.1.weight": np.ones((50, 64))}
-    np.savez(tmp_path / "inputs.npz", **inputs)
-    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
-                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
-    assert "error: layer.0.weight: " in error
-    np.savez(tmp_path / "inputs.npz", **{"layer.0": np.ones((50, 36), np.float32)})
-    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
-                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
-    assert "no inputs of this name, but layer.0; name inputs after their weights" in error
-
-
-def test_inputs_that_are_missing_are_found_before_the_work(
-    checkpoint, tmp_path, capsys, monkeypatch
-):
-    np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 36))})
-    monkeypatch.setattr(_checkpoint, "compress_layer", None)
-    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
-                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
-    assert "layer.1.weight: the calibration has no inputs of this name" in error
-
-
-def test_a_name_too_long_for_its_parts_is_found_before_the_work(
-    arrays, tmp_path, capsys, monkeypatch
-):
-    path = saved({"x" * 65525: arrays["layer.0.weight"]}, tmp_path)
-    monkeypatch.setattr(_checkpoint, "compress_layer", None)
-    error = run(capsys, "convert", path, tmp_path / "o.npz", code=1)
-    assert "names in an npz file must have at most 65531 bytes, got 65534" in error
-    assert not (tmp_path / "o.npz").exists()
-
-
-def test_two_arrays_of_one_stored_name_are_found_before_the_work(
-    arrays, tmp_path, capsys, monkeypatch
-):
-    path = saved({**arrays, "layer.0.weight.values": np.ones(3)}, tmp_path)
-    monkeypatch.setattr(_checkpoint, "compress_layer", None)
-    error = run(capsys, "convert", path, tmp_path / "o.npz", code=1)
-    assert "two arrays would be saved as 'layer.0.weight.values'; rename one" in error
-    assert not (tmp_path / "o.npz").exists()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full")])
-def test_an_interrupted_conversion_keeps_the_old_target(
-    error, checkpoint, tmp_path, capsys, monkeypatch
-):
-    out = tmp_path / "out.npz"
-    out.write_bytes(b"precious")
-
-    def fail(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr(np.lib.format, "write_array", fail)
-    code = 130 if error is KeyboardInterrupt else 1
-    told = run(capsys, "convert", checkpoint, out, "--quiet", code=code)
-    words = "no file is left unfinished" if error is KeyboardInterrupt else "error: disk full"
-    assert words in told
-    assert out.read_bytes() == b"precious"
-    assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "out.npz"]
-
-
-@pytest.mark.parametrize("pattern", ["2", "2:", "a:b", "2/4"])
-def test_a_pattern_is_written_with_a_colon(pattern, checkpoint, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        _cli.main(["convert", str(checkpoint), str(tmp_path / "o.npz"), "--pattern", pattern])
-    assert "must be written N:M" in capsys.readouterr().err
-
-
-def test_a_bad_expression_is_named(checkpoint, tmp_path, capsys):
-    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--include", "(", code=1)
-    assert "include must be a regular expression" in error
-
-
-def test_inspect_lists_both_kinds_of_files(checkpoint, tmp_path, capsys):
-    before = run(capsys, "inspect", checkpoint)
-    assert "dense, eligible" in before
-    run(capsys, "convert", checkpoint, tmp_path / "o.npz")
-    after = run(capsys, "inspect", tmp_path / "o.npz")
-    assert "2:4" in after
-    assert "eligible" not in after
-
-
-def test_names_do_not_steer_the_terminal(tmp_path, capsys):
-    path, name = tmp_path / "names.npz", "a\nb\x1b[2J é"
-    np.savez(path, **{name: np.ones((64, 64), np.float32)})
-    lines = run(capsys, "inspect", path).splitlines()
-    assert len(lines) == 3
-    assert lines[2].startswith(r"a\nb\x1b[2J é  dense, eligible")
-    inputs = tmp_path / "inputs.npz"
-    np.savez(inputs, **{"\x1b[2J": np.ones((2, 64))})
-    options = "--method", "wanda", "--calibration", inputs
-    error = run(capsys, "convert", path, tmp_path / "out.npz", *options, code=1)
-    assert r"b\x1b[2J é: the calibration has no inputs of this name, but \x1b[2J" in error
-
-
-def test_inspect_checks(checkpoint, tmp_path, capsys):
-    out = tmp_path / "o.npz"
-    run(capsys, "convert", checkpoint, out)
-    whole = bytearray(out.read_bytes())
-    place = whole.index(b"layer.0.weight.values.npy") + 1000
-    whole[place] ^= 0xFF
-    out.write_bytes(whole)
-    assert "cannot be read" in run(capsys, "inspect", out, code=1)
-    out = tmp_path / "o.safetensors"  # a format without checksums of its own
-    run(capsys, "convert", checkpoint, out)
-    run(capsys, "inspect", out)
-    file = _raw_files.open_arrays(out)
-    name = next(iter(file.header["dense"]))
-    with out.open("r+b") as target:
-        target.seek(file._offsets[name])
-        target.write(b"\x55")
-    for error in (run(capsys, "inspect", out, code=1), _refusal(out)):
-        assert f"{name!r}: it does not match the shape, type and checksum" in error
-
-
-def _refusal(path) -> str:
-    with pytest.raises(s24.FormatError) as caught:
-        s24.load_safetensors(path)
-    return str(caught.value)

@@ -31,7 +31,6 @@ def compressed(rng):
     }
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
 def test_every_format_becomes_dense(suffix, rng, tmp_path, capsys):
     arrays, source = compressed(rng), tmp_path / f"a.{suffix}"
     FORMATS[suffix][0](source, arrays)

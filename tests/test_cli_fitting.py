@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from cli_cases import run, saved, small_checkpoint
+from file_cases import FORMATS
 from shard_cases import HOMES, SHARDS, sharded
 
 import sparse24 as s24
@@ -20,18 +21,12 @@ def arrays(rng):
     return made
 
 
-@pytest.fixture
-def checkpoint(arrays, tmp_path):
-    return saved(arrays, tmp_path)
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_without_pruning_only_what_obeys_is_compressed(
     suffix, checkpoint, arrays, tmp_path, capsys
 ):
     out, told = tmp_path / f"out.{suffix}", tmp_path / "report.json"
     text = run(capsys, "convert", checkpoint, out, "--no-prune", "--report", told)
-    loaded = (s24.load_npz if suffix == "npz" else s24.load_safetensors)(out)
+    loaded = FORMATS[suffix][1](out)
     assert [name for name, x in loaded.items() if isinstance(x, s24.Sparse24Array)] == [
         "layer.1.weight"
     ]

@@ -12,11 +12,6 @@ from sparse24 import _dtypes, _raw_writers
 from sparse24.formats import stored
 
 
-@pytest.fixture(params=FORMATS)
-def suffix(request):
-    return request.param
-
-
 def test_dense_arrays_travel_along(suffix, tmp_path):
     save, load = FORMATS[suffix]
     bias = np.arange(4).astype(_dtypes.TABLE["bfloat16"].logical)

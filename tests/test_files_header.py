@@ -11,11 +11,6 @@ from sparse24 import _raw_writers
 from sparse24.formats import stored
 
 
-@pytest.fixture(params=FORMATS)
-def suffix(request):
-    return request.param
-
-
 @pytest.mark.parametrize(
     ("seal", "message"),
     [("crc32", "a header that does not match its checksum"), ("crc33", "a header with 'crc33'")],

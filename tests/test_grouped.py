@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from grouped_cases import Layer, offsets_of
-from test_matmul import assert_close, logical
+from matmul_cases import assert_close, logical
 
 import sparse24 as s24
 from sparse24 import _dispatch, _dtypes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from grouped_cases import KERNELS, Layer, offsets_of, only, runs
-from test_matmul import ROUNDOFF, logical
+from matmul_cases import ROUNDOFF, logical
 
 import sparse24 as s24
 from sparse24 import _dtypes, _finish

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from grouped_cases import KERNELS, Layer, assert_right, kernel, only, poisoned, runs
-from test_matmul import assert_close, logical
+from matmul_cases import assert_close, logical
 
 import sparse24 as s24
 from sparse24 import _dtypes

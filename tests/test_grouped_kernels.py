@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from grouped_cases import KERNELS, Layer, assert_right, kernel, offsets_of, only, poisoned, runs
 from guards import Guarded
-from test_matmul import assert_close, logical
+from matmul_cases import assert_close, logical
 
 import sparse24 as s24
 from sparse24 import _dtypes

@@ -107,13 +107,13 @@ def strips(*lengths: tuple[int, int], gathered: int, rows: int = 128) -> Work:
 # H100 4096 x 4096 at 90 % by 512 takes 25.1 us by cuBLAS and 28.1 by slots, on the H200 25.2 and
 # 22.8; 14336 x 4096 by 192 takes 49.6 us by cuBLAS and 36.9 by slots on the H100.
 SQUARE = {
-    "slots_work": strips((72, 28), (70, 4), gathered=248),
-    "regrouped_work": strips((66, 4), (64, 12), gathered=1032, rows=256),
+    "strips_work_slots": strips((72, 28), (70, 4), gathered=248),
+    "strips_work_regrouped": strips((66, 4), (64, 12), gathered=1032, rows=256),
     "excess": 15888.0, "row_lengths": np.array([481]),
 }  # fmt: skip
 TALL = {
-    "slots_work": strips((72, 91), (70, 21), gathered=854),
-    "regrouped_work": strips((66, 11), (64, 45), gathered=3606, rows=256),
+    "strips_work_slots": strips((72, 91), (70, 21), gathered=854),
+    "strips_work_regrouped": strips((66, 11), (64, 45), gathered=3606, rows=256),
     "excess": 56194.0, "row_lengths": np.array([498]),
 }  # fmt: skip
 

@@ -111,8 +111,8 @@ def planned(
     known = {
         "excess": SimpleNamespace(value=excess),
         "row lengths": SimpleNamespace(value=np.array([longest])),
-        "slots work": SimpleNamespace(value=Work(np.full(64, stages // 64), gathered)),
-        "regrouped work": SimpleNamespace(value=Work(np.full(32, anew // 32), anew, 256)),
+        "strips work slots": SimpleNamespace(value=Work(np.full(64, stages // 64), gathered)),
+        "strips work regrouped": SimpleNamespace(value=Work(np.full(32, anew // 32), anew, 256)),
     }
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=8192 * 8192, shape=(8192, 8192),

@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from file_cases import FORMATS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -110,7 +111,7 @@ def test_files_keep_every_bit(tmp_path, x, suffix):
 @given(
     place=st.tuples(st.integers(0, 5), st.integers(0, 4)),
     code=st.integers(0, 255),
-    suffix=st.sampled_from(("npz", "safetensors")),
+    suffix=st.sampled_from(tuple(FORMATS)),
 )
 def test_illegal_codes_of_a_file_are_refused(tmp_path, place, code, suffix):
     """With a checksum that fits, as a faulty writer would leave it."""
@@ -121,7 +122,7 @@ def test_illegal_codes_of_a_file_are_refused(tmp_path, place, code, suffix):
     header["arrays"]["w"]["crc32"]["metadata"] = zlib.crc32(metadata.tobytes())
     path = tmp_path / f"a.{suffix}"
     _raw_writers.write(path, {**raw, "w.metadata": metadata}, stored.sealed(header))
-    load = s24.load_npz if suffix == "npz" else s24.load_safetensors
+    _, load = FORMATS[suffix]
     if {code & 15, code >> 4} <= set(_spec.LEGAL_CODES):
         np.testing.assert_array_equal(load(path)["w"].metadata, metadata)
     else:

@@ -121,3 +121,37 @@ def test_elements_that_stand_twice_are_added_up_in_their_own_type(stored, dtype)
     np.testing.assert_array_equal(s24.hybrid(m, dtype=dtype).toarray(), want)
     np.testing.assert_array_equal(s24.hybrid(m.tocsc(), dtype=dtype).toarray(), want)
     assert m.nnz == 3
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr"])
+@pytest.mark.parametrize(("indices", "indptr"), [([9, 0], [0, 1, 2]), ([0, -1], [0, 1, 2]),
+                                                 ([0, 1], [0, 2, 1])])  # fmt: skip
+def test_matrices_that_point_outside_are_refused(form, indices, indptr):
+    m = getattr(scipy.sparse, f"{form}_array")(np.eye(2, dtype=np.float32))
+    m.indices, m.indptr = np.array(indices, np.int32), np.array(indptr, np.int32)
+    for call in (s24.hybrid, s24.from_scipy, lambda m: s24.random((4, 2), rng=0) @ m):
+        with pytest.raises(s24.FormatError, match=f"not a valid {form} matrix: .*ind.*coo_array"):
+            call(m)
+
+
+@pytest.mark.parametrize("form", ["coo", "lil"])
+@pytest.mark.parametrize("place", [-3, 9])
+def test_places_that_were_written_to_are_looked_at(form, place):
+    m = getattr(scipy.sparse, f"{form}_array")(np.eye(2, dtype=np.float32))
+    if form == "coo":
+        m.coords[1][0] = place
+    else:
+        m.rows[0] = [place]
+    for call in (s24.hybrid, s24.from_scipy, lambda m: s24.random((4, 2), rng=0) @ m):
+        with pytest.raises(s24.FormatError, match=rf"not a valid {form} matrix: .*ind.*coo_array"):
+            call(m)
+
+
+def test_what_scipy_allows_is_taken():
+    data, indptr = np.array([1, 2, 3, 4], np.float32), [0, 2, 2, 4]
+    for indices in ([1, 1, 2, 2], [4, 1, 5, 2]):  # duplicates; not in order
+        m = scipy.sparse.csr_array((data, np.array(indices, np.int64), indptr), shape=(3, 6))
+        for form in (m, m.tocsc(), scipy.sparse.csr_matrix(m)):
+            np.testing.assert_array_equal(s24.hybrid(form).toarray(), m.toarray())
+            np.testing.assert_array_equal(s24.from_scipy(form).toarray(), m.toarray())
+        assert m.indices.tolist() == indices

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from file_cases import FORMATS  # noqa: E402
+
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 
@@ -109,13 +111,12 @@ def test_arrays_become_tensors_and_tensors_arrays(dtype):
     np.testing.assert_array_equal(a.t().to_array().toarray(), A.toarray().T)
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_a_state_with_packed_weights_is_saved_as_arrays(tmp_path, suffix, device):
     layer = torch.nn.Linear(32, 16).to(device)
     layer.weight = torch.nn.Parameter(st.to_sparse_semi_structured(s24.prune(layer.weight)))
     turned, both = layer.weight.detach().t(), st.sparsify24(torch.randn(8, 12, device=device))
     state = {**layer.state_dict(), "turned": turned, "both": both}
-    save, load = (getattr(s24, f"{task}_{suffix}") for task in ("save", "load"))
+    save, load = FORMATS[suffix]
     save(tmp_path / f"a.{suffix}", state)
     loaded = load(tmp_path / f"a.{suffix}")
     assert loaded.keys() == state.keys()

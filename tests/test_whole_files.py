@@ -26,7 +26,6 @@ def pipe(tmp_path):
     assert stat.S_ISFIFO(path.lstat().st_mode)
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
 def test_a_pipe_is_not_replaced(suffix, pipe, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(pipe)
@@ -133,7 +132,6 @@ def test_a_folder_without_permission_is_refused_before_the_work(
     assert os.listdir(read_only) == [there.name]
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
 def test_a_folder_without_permission_is_named_by_python(suffix, read_only):
     path = read_only / f"a{suffix}"
     with pytest.raises(PermissionError, match="no permission to write to the folder") as error:
@@ -141,7 +139,6 @@ def test_a_folder_without_permission_is_named_by_python(suffix, read_only):
     assert error.value.filename == str(path)
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
 def test_a_disk_without_room(suffix, tmp_path):
     resource = pytest.importorskip("resource")  # Windows has none
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

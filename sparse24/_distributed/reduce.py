@@ -65,13 +65,13 @@ def all_reduce(A: Sparse24Array, comm: Communicator, *, check: bool = True) -> S
     array([[1., 2., 3., 0.]], dtype=float32)
     """
     _check.one_of(check, (True, False), argument="check")
-    row = checked(A, comm, check)._dtype
+    dtype = checked(A, comm, check)._dtype
     with _devices.on_device_of(A._operand.stored.values):
         if check:  # first, so that what one rank alone is refused keeps no other one waiting
             _compare(A, comm)
-        if row.name not in _SUMMED:
+        if dtype.name not in _SUMMED:
             raise DTypeError(
-                f"A must be of one of the types {', '.join(_SUMMED)}, got {row.name}, whose sums "
+                f"A must be of one of the types {', '.join(_SUMMED)}, got {dtype.name}, whose sums "
                 "would not fit; use A.astype('float32')"
             )
         return Sparse24Array(_summed(A._operand, comm), status=A._status)

@@ -123,7 +123,7 @@ def problem_of(product: Grouped, types: Result) -> Problem:
     """The description of a product on the GPU, as it is behind all copies."""
     (experts, _, k), (m, tokens) = product.a.shape, product.out.shape
     return Problem(
-        m, tokens, k, experts, types.row_a.name, types.row_b.name, types.name, "column", "column",
+        m, tokens, k, experts, types.type_a.name, types.type_b.name, types.name, "column", "column",
         a_batched=experts > 1, b_aligned=True, out_aligned=True,
         compute_capability=int(product.b.device.compute_capability),
     )  # fmt: skip
@@ -132,9 +132,9 @@ def problem_of(product: Grouped, types: Result) -> Problem:
 def _by_kernel(kernel, product: Grouped, call: Call, types: Result) -> Callable[..., Any] | None:
     """All experts in one launch."""
     out = product.out
-    rows = _dispatch.cast_operand(product.a, types.row_a).rows
+    rows = _dispatch.cast_operand(product.a, types.type_a).rows
     assert rows is not None
-    b = _dispatch.convert(product.b, types.row_b, call.other_dtype)
+    b = _dispatch.convert(product.b, types.type_b, call.other_dtype)
     if not _in_vectors(b):
         b = _staging.aligned_columns(b)
     target = out if _stored_whole(out) else _staging.aligned_like(out, "column")
@@ -163,7 +163,7 @@ def _binder(
 
 def _types_of(product: Grouped, call: Call, types: Result) -> grouped.Types:
     return grouped.types_of(
-        types.row_a.name, types.row_b.name, types.name, product.offsets.dtype.name,
+        types.type_a.name, types.type_b.name, types.name, product.offsets.dtype.name,
         product.epilogue, gated=product.gated, fast_accumulation=call.fast_accumulation,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparse24 import _dispatch, _ready_cpu, _tuning_cache
+from sparse24._bounded import remember
 from sparse24._options import Call
 from sparse24._records import Fused, Multiply, Operand24
 from sparse24._target import Result
@@ -28,7 +29,7 @@ class Prepared:
         epilogue: Fused, call: Call, types: Result,
     ) -> None:  # fmt: skip
         """`_dispatch.fill` for the expert of a number, whose matrix `a` makes."""
-        kinds = b.dtype, types.row_a.name, types.row_b.name, types.name
+        kinds = b.dtype, types.type_a.name, types.type_b.name, types.name
         key = (number, b.shape[1], b.strides, out.strides, *kinds, _tuning_cache.generation())
         known = self._known.get(key)
         if known is not None:
@@ -36,6 +37,4 @@ class Prepared:
             return
         launched = _dispatch.fill(a(), b, out, epilogue, call, types)
         if launched is not None:
-            if len(self._known) >= MOST_PREPARED:
-                self._known.clear()
-            self._known[key] = _ready_cpu.prepared(launched)
+            remember(self._known, key, _ready_cpu.prepared(launched), MOST_PREPARED)

@@ -28,6 +28,7 @@ import numpy as np
 from sparse24 import _arrays, _tuning_cache
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid import layouts as hybrid_layouts
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.predict import copied_by, copying_paths, predictions
 from sparse24._hybrid.staged import by_rows
@@ -44,7 +45,7 @@ def choose(h, b, algorithm: str, balance: bool) -> str:
         return hybrid_on_cpu.choose(h, n)
     copied = copied_by(n, "row" if by_rows(b) else "column")
     if algorithm == "auto":
-        path = h.prepared(choice_for(n, copied=copied), lambda: _Choice(h, n, copied=copied)).path
+        path = _chosen(h, n, copied=copied)
         return _captured(h, n, balance) if path in NOT_CAPTURED and _arrays.is_capturing() else path
     possible = ("auto", *explain(h, n, copied=copied)["candidates"])
     if algorithm not in possible:
@@ -75,13 +76,10 @@ def _captured(h, n: int, balance: bool) -> str:
     return min(ready, key=times.__getitem__)
 
 
-class _Choice:
-    """The path chosen for a number of columns, kept with the matrix."""
-
-    nbytes = 0
-
-    def __init__(self, h, n: int, *, copied: bool):
-        self.path = explain(h, hybrid_cost.bucket(n), copied=copied)["choice"]
+def _chosen(h, n: int, *, copied: bool) -> str:
+    """The path for a number of columns, found for the range to which it belongs, and kept."""
+    find = lambda: explain(h, hybrid_cost.bucket(n), copied=copied)["choice"]  # noqa: E731
+    return hybrid_layouts.known(h, choice_for(n, copied=copied), find)
 
 
 def kind_of(path: str, n: int, balance: bool) -> str:

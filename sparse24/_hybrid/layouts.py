@@ -6,6 +6,7 @@ Every layout is kept with the matrix and has `nbytes`.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -46,22 +47,10 @@ def _csr_layout(h):
     return hybrid_csr.prepare(CsrRows(*h.held()), h.shape, h._dtype)
 
 
-def _rows_layout(h):
-    from sparse24.kernels import hybrid_rows
-
-    return hybrid_rows.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
-
-
-def _gather_layout(h):
-    from sparse24.kernels import hybrid_gather
-
-    return hybrid_gather.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
-
-
-def _panel_layout(h):
-    from sparse24.kernels import hybrid_panel
-
-    return hybrid_panel.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
+def _layout_of_elements(kernel: str, h):
+    """That of a path which reads non-zeros one by one."""
+    module = importlib.import_module(f"sparse24.kernels.{kernel}")
+    return module.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
 
 
 class _TwoFour:
@@ -124,41 +113,43 @@ class _Known:
         self.value = value
 
 
-def _known(h, name: str, find):
-    """``find(h)``, at the first need."""
-    return h.prepared(name, lambda: _Known(find(h))).value
+def known(h, name: str, find: Callable[[], Any]) -> Any:
+    """What ``find()`` returns, asked at the first need and kept with the matrix."""
+    return h.prepared(name, lambda: _Known(find())).value
 
 
+def _kept(find: Callable[..., Any]) -> Callable[..., Any]:
+    """``find(h, *which)`` of a matrix at the first need, which waits, and then what it returned."""
+    name = find.__name__.replace("_", " ")
+
+    @functools.wraps(find)
+    def kept(h, *which: str):
+        return known(h, " ".join((name, *which)), lambda: find(h, *which))
+
+    return kept
+
+
+@_kept
 def strips_work(h, path: str):
-    """What a product of 2:4 strips will cost; found at the first need, which waits."""
-    return _known(h, f"{path} work", functools.partial(_strips_work, path))
-
-
-def _strips_work(path: str, h):
+    """What a product of 2:4 strips will cost."""
     from sparse24.kernels import hybrid_wgmma
 
     made = h.is_prepared(path)
     return layout(h, path).work if made else hybrid_wgmma.survey(_bits(h), _rewrite(path))
 
 
+@_kept
 def scatter_units(h):
-    """How much the units of ``scatter`` hold; found at the first need, which waits."""
-    return _known(h, "scatter units", _scatter_units)
-
-
-def _scatter_units(h):
+    """How much the units of ``scatter`` hold."""
     from sparse24.kernels import hybrid_scatter
 
     made = h.is_prepared("scatter")
     return layout(h, "scatter").units if made else hybrid_scatter.survey(_bits(h))
 
 
+@_kept
 def row_lengths(h) -> np.ndarray:
-    """Non-zeros of every row, the longest first; counted at the first need, which waits."""
-    return _known(h, "row lengths", _row_lengths)
-
-
-def _row_lengths(h) -> np.ndarray:
+    """Non-zeros of every row, the longest first."""
     from sparse24.kernels import hybrid_tiles
 
     if _arrays.is_cupy(h.tiles.kinds):
@@ -167,12 +158,9 @@ def _row_lengths(h) -> np.ndarray:
     return -np.sort(-np.count_nonzero(_bits(h), axis=1))
 
 
+@_kept
 def gather_units(h):
-    """The units of ``gather``; found at the first need, which waits."""
-    return _known(h, "gather units", _gather_units)
-
-
-def _gather_units(h):
+    """The units of ``gather``."""
     from sparse24.kernels import hybrid_gather_plan
     from sparse24.kernels.chip import chip
 
@@ -182,12 +170,9 @@ def _gather_units(h):
     return hybrid_gather_plan.plan(row_lengths(h), panels, chip())
 
 
+@_kept
 def rows_plan(h):
-    """The slices of ``rows``; found at the first need, which waits."""
-    return _known(h, "rows plan", _rows_plan)
-
-
-def _rows_plan(h):
+    """The slices of ``rows``."""
     from sparse24.kernels import hybrid_rows_plan
     from sparse24.kernels.chip import multiprocessors
 
@@ -196,12 +181,9 @@ def _rows_plan(h):
     return hybrid_rows_plan.plan(row_lengths(h), h.shape[1], multiprocessors())
 
 
+@_kept
 def panel_units(h):
-    """The units of ``panel``; found at the first need, which waits."""
-    return _known(h, "panel units", _panel_units)
-
-
-def _panel_units(h):
+    """The units of ``panel``."""
     from sparse24.kernels import hybrid_panel_plan
     from sparse24.kernels.chip import multiprocessors
 
@@ -211,17 +193,20 @@ def _panel_units(h):
     return hybrid_panel_plan.plan(row_lengths(h), itemsize, multiprocessors())
 
 
+@_kept
 def excess(h) -> float:
-    """Elements beyond two in a group of four; counted at the first need, which waits."""
-    return _known(h, "excess", _excess)
-
-
-def _excess(h) -> float:
+    """Elements beyond two in a group of four."""
     xp = _arrays.namespace(h.tiles.kinds)
     m, k = h.shape
     held = xp.pad(_bits(h) != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
     count = held.sum(axis=2, dtype=np.int8)
     return float(xp.maximum(count - 2, 0).sum(dtype=np.int64))
+
+
+@_kept
+def stored_tiles(h) -> float:
+    """Tiles that are not empty, transposed or not."""
+    return float(np.count_nonzero(_arrays.to_numpy(h._tiles.kinds)))
 
 
 COMPACT_COLUMNS = 64  # cuBLAS takes several times as long where k is not a multiple of 8
@@ -292,17 +277,11 @@ _LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "stream": _stream_layout,
     "scatter": _scatter_layout,
     "csr": _csr_layout,
-    "rows": _rows_layout,
-    "gather": _gather_layout,
-    "panel": _panel_layout,
+    "rows": functools.partial(_layout_of_elements, "hybrid_rows"),
+    "gather": functools.partial(_layout_of_elements, "hybrid_gather"),
+    "panel": functools.partial(_layout_of_elements, "hybrid_panel"),
     "two_four": _TwoFour,
     "slots": functools.partial(_strips_layout, "slots"),
     "regrouped": functools.partial(_strips_layout, "regrouped"),
     "compact": _Compact,
 }
-
-
-def stored_tiles(h) -> float:
-    """Tiles that are not empty, transposed or not; counted at the first need, which waits."""
-    kinds = lambda h: _arrays.to_numpy(h._tiles.kinds)  # noqa: E731
-    return _known(h, "stored tiles", lambda h: float(np.count_nonzero(kinds(h))))

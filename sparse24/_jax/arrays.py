@@ -96,8 +96,8 @@ def carrier(dtype: np.dtype) -> np.dtype:
 
     CuPy, or the protocol by which it sees the memory of other libraries, does not know the others.
     """
-    row = _dtypes.TABLE.get(dtype.name)
-    return dtype if row is None or dtype.isbuiltin == 1 else row.storage
+    known = _dtypes.TABLE.get(dtype.name)
+    return dtype if known is None or dtype.isbuiltin == 1 else known.storage
 
 
 def bits(x: Any) -> jax.Array:

@@ -269,11 +269,11 @@ class _Times(Work):
 
 def common(x: Any, weight: Any) -> str:
     """The name of the type of a product of two operands."""
-    rows = (
+    types = (
         _dtypes.lookup(operand.dtype, argument=f"{argument}.dtype")
         for argument, operand in (("weight", weight), ("x", x))
     )
-    return promote(*rows)[0].result
+    return promote(*types)[0].result
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

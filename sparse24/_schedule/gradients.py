@@ -254,10 +254,10 @@ def mvue_key(seed: int, step: int) -> int:
 
 def compress_mvue_24(gradient, *, step: int, seed: int = 0) -> Sparse24Array:
     """`mvue_24` of a NumPy or CuPy matrix, compressed; on a GPU in one pass, the same numbers."""
-    row = _dtypes.lookup(gradient.dtype, argument="gradient.dtype")
-    if _arrays.is_cupy(gradient) and row.name in sample.DTYPES:
-        record = sample.launch(gradient, row, mvue_key(seed, step))
+    dtype = _dtypes.lookup(gradient.dtype, argument="gradient.dtype")
+    if _arrays.is_cupy(gradient) and dtype.name in sample.DTYPES:
+        record = sample.launch(gradient, dtype, mvue_key(seed, step))
     else:
         sampled = mvue_24(gradient, step=step, seed=seed)
-        record, _ = compress_rows(sampled, row, "magnitude")
-    return Sparse24Array(Operand24(record, None, None, record.shape, row))
+        record, _ = compress_rows(sampled, dtype, "magnitude")
+    return Sparse24Array(Operand24(record, None, None, record.shape, dtype))

@@ -107,11 +107,7 @@ def check_linear(
     for name, given in (("bias", bias), ("mask", mask)):
         if given is not None:
             check_tensor(given, name)
-    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
-        raise ShapeError(
-            f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "
-            f"{tuple(weight.shape)}"
-        )
+    _check.layer_shapes(x.shape, weight.shape)
     check_device(x, weight=weight, bias=bias, mask=mask)
     for name, given in (("x", x), ("weight", weight)):
         if given.dtype not in _MULTIPLIED:

@@ -41,9 +41,12 @@ def _multiply(
     """
     other = next(x for x in (other, mat2, vec) if x is not None)
     y = other.__rmatmul__(input) if _arrays.is_torch(input) else input.__matmul__(other)
-    if out is None:
-        return y
-    _check.same_shape(out.shape, y.shape, argument="out", other="the product")
-    if out.dtype != y.dtype:
-        raise DTypeError(f"out must have dtype {y.dtype}, got {out.dtype}")
-    return out.copy_(y)
+    return y if out is None else written(y, out)
+
+
+def written(product: Any, out: Any) -> Any:
+    """`out`, of the product's shape and type, with its elements."""
+    _check.same_shape(out.shape, product.shape, argument="out", other="the product")
+    if out.dtype != product.dtype:
+        raise DTypeError(f"out must have dtype {product.dtype}, got {out.dtype}")
+    return out.copy_(product)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -149,11 +151,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         for name in options:
             _check.one_of(name, OPTIONS, argument="an option of SparseLinear")
         torch_state.check_dense(layer)
-        new = cls.__new__(cls)
-        torch.nn.Module.__init__(new)
-        new.in_features, new.out_features = layer.in_features, layer.out_features
-        new.weight, new.bias = layer.weight, layer.bias
-        new.training = layer.training
+        new = _sharing(cls, layer)
         new._configure(**options)
         torch_state.hand_on(layer, new)
         return new
@@ -161,11 +159,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     def to_dense(self) -> torch.nn.Linear:
         """A dense layer that shares the parameters, the weight pruned for good."""
         check_whole(self.weight)
-        new = torch.nn.Linear.__new__(torch.nn.Linear)
-        torch.nn.Module.__init__(new)
-        new.in_features, new.out_features = self.in_features, self.out_features
-        new.weight, new.bias = self.weight, self.bias
-        new.training = self.training
+        new = _sharing(torch.nn.Linear, self)
         torch_state.hand_on(self, new)
         if self.sparse != "activation":
             with torch.no_grad():
@@ -283,3 +277,13 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
             f"transposable={rule.transposable}, decay={rule.decay:g}, "
             f"soft={self.scale is not None}"
         )
+
+
+def _sharing(kind: Any, layer: torch.nn.Linear) -> Any:
+    """A layer of a kind with the parameters of another; its constructor would make new ones."""
+    new = kind.__new__(kind)
+    torch.nn.Module.__init__(new)
+    new.in_features, new.out_features = layer.in_features, layer.out_features
+    new.weight, new.bias = layer.weight, layer.bias
+    new.training = layer.training
+    return new

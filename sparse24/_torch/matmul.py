@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sparse24 import _check
-from sparse24._errors import DTypeError, ShapeError, UnsupportedError
-from sparse24._torch import ops
+from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch import functions, ops
 from sparse24._torch.check import refuse_onnx
 from sparse24._torch.matrix import PackedMatrix
 from sparse24._torch.views import view
@@ -43,11 +42,7 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def mm_out(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
-    y = mm(a, b)
-    _check.same_shape(out.shape, y.shape, argument="out", other="the product")
-    if out.dtype != y.dtype:
-        raise DTypeError(f"out must have dtype {y.dtype}, got {out.dtype}")
-    return out.copy_(y)
+    return functions.written(mm(a, b), out)
 
 
 def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:

@@ -17,6 +17,7 @@ from sparse24 import (
     _compress_records,
     _dispatch,
     _dtypes,
+    _excess,
     _foreign,
     _prune,
     _storage,
@@ -52,27 +53,27 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
     if known is not None:
         return known(x, mask)
     with _foreign.stream_of(x):
-        array, row = _foreign.view_of(x), dtype_of(x)
+        array, dtype = _foreign.view_of(x), dtype_of(x)
         records: tuple[Compressed24, ...]
         if mask is None and transposable:
-            records = _compress_records.transposable_records(array, row)
+            records = _compress_records.transposable_records(array, dtype)
         elif mask is None:
-            records = (_compress_records.compress_rows(array, row, "magnitude")[0],)
+            records = (_compress_records.compress_rows(array, dtype, "magnitude")[0],)
         else:
             keep = _compress.checked_mask(_foreign.view_of(mask), array)
             turned = array.swapaxes(-1, -2), keep.swapaxes(-1, -2)
             turns = ((array, keep), turned)[: 1 + transposable]
-            records = tuple(_by_mask(a, m, row, axis) for (a, m), axis in zip(turns, (-1, -2)))
+            records = tuple(_by_mask(a, m, dtype, axis) for (a, m), axis in zip(turns, (-1, -2)))
         if key is not None:
             torch_replay.keep(key, torch_repack.Packing.of(x, mask, transposable))
         return [_foreign.to_torch(part) for record in records for part in parts_of(record)]
 
 
-def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
+def _by_mask(array, keep, dtype: _dtypes.DType, axis: int) -> Compressed24:
     """The elements under a mask, which on the CPU is seen to be 2:4; on the GPU that would wait."""
-    record, status = _compress_records.compress_rows(array, row, "mask", keep)
+    record, status = _compress_records.compress_rows(array, dtype, "mask", keep)
     if not _arrays.is_cupy(array):
-        _storage.raise_excess(status, record.shape, axis=axis, argument="mask")
+        _excess.refuse(status, record.shape, axis=axis, argument="mask")
     return record
 
 
@@ -187,11 +188,11 @@ def _(parts, m, k):
 def like(parts: list[Tensor], m: int, k: int, x: Tensor) -> list[Tensor]:
     """Values of `x` (m, k) in the places of a packed matrix, for each orientation it holds."""
     with _foreign.stream_of(x):
-        array, row = _foreign.view_of(x), dtype_of(x)
+        array, dtype = _foreign.view_of(x), dtype_of(x)
         turns = ((parts[:2], m, k, array), (parts[2:], k, m, array.T))[: len(parts) // 2]
         found = []
         for (values, codes), rows, columns, turned in turns:
-            record = record_of(values, codes, rows, columns, row)
+            record = record_of(values, codes, rows, columns, dtype)
             found.append(_foreign.to_torch(_values_like(record, turned)))
         return found
 

@@ -18,7 +18,7 @@ from sparse24.formats.two_four import Sparse24Array
 
 
 def dtype_of(x: Tensor) -> _dtypes.DType:
-    """The table's row for a tensor."""
+    """The element type of a tensor."""
     return _named(x.dtype)
 
 
@@ -62,20 +62,20 @@ def unpack(parts: list[Tensor], m: int, k: int) -> Sparse24Array:
 
 def operand_of(parts: list[Tensor], m: int, k: int, *, turned: bool) -> Operand24:
     """The matrix (m, k), or its transpose, with what is stored for products from the left."""
-    row = dtype_of(parts[0])
+    dtype = dtype_of(parts[0])
     if not turned:
-        return Operand24(record_of(parts[0], parts[1], m, k, row), None, None, (m, k), row)
+        return Operand24(record_of(parts[0], parts[1], m, k, dtype), None, None, (m, k), dtype)
     if len(parts) == 4:
-        return Operand24(record_of(parts[2], parts[3], k, m, row), None, None, (k, m), row)
-    return Operand24(None, record_of(parts[0], parts[1], m, k, row), None, (k, m), row)
+        return Operand24(record_of(parts[2], parts[3], k, m, dtype), None, None, (k, m), dtype)
+    return Operand24(None, record_of(parts[0], parts[1], m, k, dtype), None, (k, m), dtype)
 
 
-def record_of(values: Tensor, codes: Tensor, m: int, k: int, row: _dtypes.DType) -> Compressed24:
+def record_of(values: Tensor, codes: Tensor, m: int, k: int, dtype: _dtypes.DType) -> Compressed24:
     """The record of one orientation of packed matrices (..., m, k)."""
     stored = _foreign.view_of(values)[..., : _spec.values_per_row(k)]
     bits = _foreign.view_of(codes)
     metadata, packed = (bits, None) if bits.ndim == stored.ndim else (None, bits)
-    return Compressed24(stored, metadata, packed, (*stored.shape[:-2], m, k), row)
+    return Compressed24(stored, metadata, packed, (*stored.shape[:-2], m, k), dtype)
 
 
 def in_type(x: Tensor, dtype: torch.dtype) -> Tensor:

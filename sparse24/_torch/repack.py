@@ -35,7 +35,7 @@ class Packing:
     """
 
     def __init__(self, x: Tensor, mask: Tensor | None, transposable: bool):
-        self._turns, self._row = 1 + transposable, dtype_of(x)
+        self._turns, self._dtype = 1 + transposable, dtype_of(x)
         self._x, self._mask = _both_ways(x), None if mask is None else _both_ways(mask)
         self._parts = [_as_written(part) for part in self._empty(x)]
         self._status = None if mask is None else view(_counts(x))
@@ -47,7 +47,7 @@ class Packing:
         if not x.numel():
             return None
         made = cls(x, mask, transposable)
-        whole = not transposable or mask is not None or squares.in_squares(made._x[0], made._row)
+        whole = not transposable or mask is not None or squares.in_squares(made._x[0], made._dtype)
         return made if whole else None
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> list[Tensor]:
@@ -65,7 +65,7 @@ class Packing:
         under_mask = rest[len(parts) : -1]
         dense = [turn.at(x) for turn in self._x]
         if not under_mask and self._turns == 2:
-            return [launch_of(squares.call_of(dense[0], self._row, *parts))]
+            return [launch_of(squares.call_of(dense[0], self._dtype, *parts))]
         calls = (
             self._call(dense[i], i, parts[2 * i], parts[2 * i + 1], *under_mask)
             for i in range(self._turns)
@@ -76,10 +76,10 @@ class Packing:
         self, dense: View, turn: int, values: View, codes: View, mask: int = 0, status: int = 0
     ) -> KernelCall:
         """What packs one orientation."""
-        if self._mask is None or self._status is None:
-            return compress.call_of(dense, self._row, "magnitude", None, values, None, codes, None)
-        chosen, counts = self._mask[turn].at(mask), self._status.at(status)
-        return compress.call_of(dense, self._row, "mask", chosen, values, None, codes, counts)
+        rule, chosen, counts = "magnitude", None, None
+        if self._mask is not None and self._status is not None:
+            rule, chosen, counts = "mask", self._mask[turn].at(mask), self._status.at(status)
+        return compress.call_of(dense, self._dtype, rule, chosen, values, None, codes, counts)
 
 
 def unpacking_key(parts: list[Tensor], m: int, k: int) -> tuple | None:
@@ -94,7 +94,7 @@ class Unpacking:
     """Makes packed matrices of one layout dense, as the operator `dense` does."""
 
     def __init__(self, values: Tensor, codes: Tensor, m: int, k: int):
-        self._shape, self._row = (*values.shape[:-2], m, k), dtype_of(values)
+        self._shape, self._dtype = (*values.shape[:-2], m, k), dtype_of(values)
         self._values, self._codes = _as_written(values), _as_written(codes)
         self._out = _both_ways(values.new_empty(self._shape))[0]
         self._launches = Launches(self._lay_out)
@@ -118,7 +118,7 @@ class Unpacking:
 
     def _lay_out(self, values: int, codes: int, out: int, stream: int) -> list[Launch]:
         arrays = self._values.at(values), self._codes.at(codes), self._out.at(out)
-        return [launch_of(decompress.call_of(*arrays, self._row))]
+        return [launch_of(decompress.call_of(*arrays, self._dtype))]
 
 
 def masking_key(
@@ -135,7 +135,7 @@ class Masking:
     """Gradients of one layout, as the operator `masked_gradient` makes them."""
 
     def __init__(self, parts: list[Tensor], gradient: Tensor, weight: Tensor | None, decay: float):
-        self._row, self._decay = dtype_of(parts[0]), decay
+        self._dtype, self._decay = dtype_of(parts[0]), decay
         self._codes, self._source = _as_written(parts[1]), _both_ways(gradient)[0]
         self._weight = None if weight is None else _both_ways(weight)[0]
         self._out = _both_ways(_plain_like(gradient))[0]
@@ -163,7 +163,7 @@ class Masking:
         *weight, _ = rest
         turned = None if self._weight is None else self._weight.at(*weight)
         arrays = self._source.at(source), turned, self._codes.at(codes), self._out.at(out)
-        return [launch_of(like.masked_call(*arrays, self._row, self._decay))]
+        return [launch_of(like.masked_call(*arrays, self._dtype, self._decay))]
 
 
 def sampling_key(x: Tensor) -> tuple | None:
@@ -177,7 +177,7 @@ class Sampling:
     """Packs samples of matrices of one layout, as the operator `pack_sample` does."""
 
     def __init__(self, x: Tensor):
-        self._row, self._x = dtype_of(x), _both_ways(x)[0]
+        self._dtype, self._x = dtype_of(x), _both_ways(x)[0]
         self._parts = [_as_written(part) for part in empty_parts(x, *x.shape)]
         self._launches = Launches(self._lay_out, numbers=2)
 
@@ -191,7 +191,7 @@ class Sampling:
     def _lay_out(self, x: int, values: int, codes: int, *rest: int) -> list[Launch]:
         low, high, _ = rest
         written = (part.at(to) for part, to in zip(self._parts, (values, codes), strict=True))
-        return [launch_of(sample.call_of(self._x.at(x), self._row, high * _WORD + low, *written))]
+        return [launch_of(sample.call_of(self._x.at(x), self._dtype, high * _WORD + low, *written))]
 
 
 def _counts(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
+from sparse24 import _arrays, _autotune, _bounded, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
 from sparse24._ready import product_by_address
@@ -37,11 +37,8 @@ def find(key: tuple | None) -> Any:
 
 def keep(key: tuple | None, prepared: Any) -> None:
     """Remember what serves the operators of a signature, if both are there."""
-    if key is None or prepared is None:
-        return
-    if len(_known) >= MOST_SIGNATURES:
-        _known.clear()
-    _known[key] = prepared
+    if key is not None and prepared is not None:
+        _bounded.remember(_known, key, prepared, MOST_SIGNATURES)
 
 
 def layout(x: Tensor) -> tuple:

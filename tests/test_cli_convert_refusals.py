@@ -1,0 +1,149 @@
+"""What the conversion of checkpoints refuses, before the work and without a trace."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from cli_cases import run, saved
+
+from sparse24 import _checkpoint, _cli
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.npz", None, "No such file"),
+        ("empty.safetensors", b"", "cannot be read"),
+        ("text.npz", b"hello", "cannot be read"),
+        ("text.npy", b"hello", "cannot be read"),
+        ("model.bin", b"hello", "must end in .safetensors, .npz, .npy"),
+        ("model.pt", b"hello", "pickles, which may run any program, are never read; save its"),
+    ],
+)
+def test_bad_input_is_an_error_and_writes_nothing(name, content, message, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"precious")
+    assert message in run(capsys, "convert", tmp_path / name, out, code=1)
+    assert out.read_bytes() == b"precious"
+    given = {name} if content is not None else set()
+    assert set(os.listdir(tmp_path)) == given | {out.name}
+
+
+def test_a_truncated_checkpoint_is_an_error(checkpoint, tmp_path, capsys):
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    assert "cannot be read" in run(capsys, "convert", checkpoint, tmp_path / "o.npz", code=1)
+    np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32), w=np.ones((64, 64), np.float32))
+    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", "--include", "x", code=1)
+    assert "'w' of shape (64, 64): not included" in error
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_nothing_eligible_says_why(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32))
+    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", code=1)
+    assert "no eligible matrix among its 1 array:" in error
+    assert "shape (3,): 1 axis, not two" in error
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_what_the_target_cannot_hold_is_found_before_the_work(tmp_path, capsys, monkeypatch):
+    np.savez(tmp_path / "a.npz", w=np.ones((64, 64)), phase=np.ones(3, complex))
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
+    message = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "b.safetensors", code=1)
+    assert "phase has dtype complex128, which a safetensors file cannot hold" in message
+
+
+def test_the_source_is_never_the_target(checkpoint, tmp_path, capsys):
+    before = checkpoint.read_bytes()
+    assert "must not be IN" in run(capsys, "convert", checkpoint, checkpoint, code=1)
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npy", code=1)
+    assert "must end in .safetensors or .npz" in error
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_report_replaces_no_other_file_of_the_job(checkpoint, tmp_path, capsys):
+    before, out = checkpoint.read_bytes(), tmp_path / "o.npz"
+    for report in (checkpoint, out):
+        error = run(capsys, "convert", checkpoint, out, "--report", report, code=1)
+        assert f"the report must not replace '{report}'" in error
+    error = run(capsys, "convert", checkpoint, out, "--report", tmp_path / "none" / "r", code=1)
+    assert "a folder that does not exist" in error
+    assert checkpoint.read_bytes() == before
+    assert os.listdir(tmp_path) == [checkpoint.name]
+
+
+def test_a_layer_with_unfit_calibration_is_named(checkpoint, tmp_path, capsys, rng):
+    inputs = {"layer.0.weight": np.ones((50, 35)), "layer.1.weight": np.ones((50, 64))}
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "error: layer.0.weight: " in error
+    np.savez(tmp_path / "inputs.npz", **{"layer.0": np.ones((50, 36), np.float32)})
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "no inputs of this name, but layer.0; name inputs after their weights" in error
+
+
+def test_inputs_that_are_missing_are_found_before_the_work(
+    checkpoint, tmp_path, capsys, monkeypatch
+):
+    np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 36))})
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "layer.1.weight: the calibration has no inputs of this name" in error
+
+
+def test_a_name_too_long_for_its_parts_is_found_before_the_work(
+    arrays, tmp_path, capsys, monkeypatch
+):
+    path = saved({"x" * 65525: arrays["layer.0.weight"]}, tmp_path)
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
+    error = run(capsys, "convert", path, tmp_path / "o.npz", code=1)
+    assert "names in an npz file must have at most 65531 bytes, got 65534" in error
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_two_arrays_of_one_stored_name_are_found_before_the_work(
+    arrays, tmp_path, capsys, monkeypatch
+):
+    path = saved({**arrays, "layer.0.weight.values": np.ones(3)}, tmp_path)
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
+    error = run(capsys, "convert", path, tmp_path / "o.npz", code=1)
+    assert "two arrays would be saved as 'layer.0.weight.values'; rename one" in error
+    assert not (tmp_path / "o.npz").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full")])
+def test_an_interrupted_conversion_keeps_the_old_target(
+    error, checkpoint, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out.npz"
+    out.write_bytes(b"precious")
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
+    code = 130 if error is KeyboardInterrupt else 1
+    told = run(capsys, "convert", checkpoint, out, "--quiet", code=code)
+    words = "no file is left unfinished" if error is KeyboardInterrupt else "error: disk full"
+    assert words in told
+    assert out.read_bytes() == b"precious"
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "out.npz"]
+
+
+@pytest.mark.parametrize("pattern", ["2", "2:", "a:b", "2/4"])
+def test_a_pattern_is_written_with_a_colon(pattern, checkpoint, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        _cli.main(["convert", str(checkpoint), str(tmp_path / "o.npz"), "--pattern", pattern])
+    assert "must be written N:M" in capsys.readouterr().err
+
+
+def test_a_bad_expression_is_named(checkpoint, tmp_path, capsys):
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--include", "(", code=1)
+    assert "include must be a regular expression" in error

@@ -1,0 +1,58 @@
+"""The command that lists what a file holds, and checks it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cli_cases import run
+
+import sparse24 as s24
+from sparse24 import _raw_files
+
+
+def test_inspect_lists_both_kinds_of_files(checkpoint, tmp_path, capsys):
+    before = run(capsys, "inspect", checkpoint)
+    assert "dense, eligible" in before
+    run(capsys, "convert", checkpoint, tmp_path / "o.npz")
+    after = run(capsys, "inspect", tmp_path / "o.npz")
+    assert "2:4" in after
+    assert "eligible" not in after
+
+
+def test_names_do_not_steer_the_terminal(tmp_path, capsys):
+    path, name = tmp_path / "names.npz", "a\nb\x1b[2J é"
+    np.savez(path, **{name: np.ones((64, 64), np.float32)})
+    lines = run(capsys, "inspect", path).splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith(r"a\nb\x1b[2J é  dense, eligible")
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, **{"\x1b[2J": np.ones((2, 64))})
+    options = "--method", "wanda", "--calibration", inputs
+    error = run(capsys, "convert", path, tmp_path / "out.npz", *options, code=1)
+    assert r"b\x1b[2J é: the calibration has no inputs of this name, but \x1b[2J" in error
+
+
+def test_inspect_checks(checkpoint, tmp_path, capsys):
+    out = tmp_path / "o.npz"
+    run(capsys, "convert", checkpoint, out)
+    whole = bytearray(out.read_bytes())
+    place = whole.index(b"layer.0.weight.values.npy") + 1000
+    whole[place] ^= 0xFF
+    out.write_bytes(whole)
+    assert "cannot be read" in run(capsys, "inspect", out, code=1)
+    out = tmp_path / "o.safetensors"  # a format without checksums of its own
+    run(capsys, "convert", checkpoint, out)
+    run(capsys, "inspect", out)
+    file = _raw_files.open_arrays(out)
+    name = next(iter(file.header["dense"]))
+    with out.open("r+b") as target:
+        target.seek(file._offsets[name])
+        target.write(b"\x55")
+    for error in (run(capsys, "inspect", out, code=1), _refusal(out)):
+        assert f"{name!r}: it does not match the shape, type and checksum" in error
+
+
+def _refusal(path) -> str:
+    with pytest.raises(s24.FormatError) as caught:
+        s24.load_safetensors(path)
+    return str(caught.value)
