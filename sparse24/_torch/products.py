@@ -85,7 +85,9 @@ class _Product(torch.autograd.Function):
     def forward(ctx, x: Tensor, array: SparseArray, from_left: bool, dtype: Any) -> Tensor:
         ctx.array, ctx.from_left, ctx.like = array, from_left, (x.shape, x.dtype)
         x = x.detach()
-        return ours.matmul(x, array, dtype=dtype) if from_left else ours.matmul(array, x, dtype=dtype)
+        return (
+            ours.matmul(x, array, dtype=dtype) if from_left else ours.matmul(array, x, dtype=dtype)
+        )
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]

@@ -1,0 +1,120 @@
+"""`sparse24.torch.matmul`: products of sparse arrays that are differentiable in the tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+import sparse24 as s24
+from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+K, M = 52, 32
+
+
+@pytest.fixture(params=["hybrid", "2:4", "transposable", "3:8", "stack"])
+def array(request, rng):
+    """A sparse array of each format in float64; its transpose in one case is sparse, too."""
+    w = rng.standard_normal((3, M, K) if request.param == "stack" else (M, K))
+    if request.param == "hybrid":
+        return s24.hybrid(np.where(rng.random(w.shape) < 0.2, w, 0))
+    pattern = (3, 8) if request.param == "3:8" else (2, 4)
+    transposable = request.param == "transposable"
+    return s24.compress(w, pattern=pattern, transposable=transposable, on_excess="prune")
+
+
+def operands(array, device, rng):
+    """The array, it as a dense tensor, and tensors for its right and its left."""
+    dense = torch.tensor(array.toarray(), device=device)
+    draw = lambda *shape: torch.tensor(  # noqa: E731
+        rng.standard_normal(shape), device=device, requires_grad=True
+    )
+    right = [draw(K), draw(K, 3)] + [draw(3, K, 2), draw(2, 1, K, 4)] * (array.ndim > 2)
+    left = [draw(M), draw(3, M)] + [draw(3, 2, M), draw(2, 1, 4, M)] * (array.ndim > 2)
+    return array.to_device(device), dense, right, left
+
+
+def assert_same(got, want, x):
+    torch.manual_seed(0)
+    upstream = torch.randn_like(want)
+    torch.testing.assert_close(got, want)
+    (of_ours,), (of_torch,) = (torch.autograd.grad(y, x, upstream) for y in (got, want))
+    torch.testing.assert_close(of_ours, of_torch)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_and_gradients_are_those_of_the_dense_matrix(rng, array, device):
+    ours, dense, right, left = operands(array, device, rng)
+    for x in right:
+        assert_same(s24.torch.matmul(ours, x), torch.matmul(dense, x), x)
+    for x in left:
+        assert_same(s24.torch.matmul(x, ours), torch.matmul(x, dense), x)
+
+
+def test_gradients_have_gradients(rng):
+    h = s24.hybrid(scipy.sparse.random_array((6, 5), density=0.4, rng=rng))
+    x = torch.tensor(rng.standard_normal((5, 2)), requires_grad=True)
+    square = lambda x: s24.torch.matmul(h, x) ** 2  # noqa: E731
+    assert torch.autograd.gradcheck(square, x)
+    assert torch.autograd.gradgradcheck(square, x)
+
+
+def test_a_gradient_has_the_type_of_its_tensor(rng):
+    h = s24.hybrid(rng.integers(-2, 3, (6, 5)).astype(np.float32))
+    x = torch.ones(5, 2, dtype=torch.float16, requires_grad=True)
+    y = s24.torch.matmul(h, x)
+    y.sum().backward()
+    assert (y.dtype, x.grad.dtype) == (torch.float32, torch.float16)
+    wanted = torch.tensor(h.toarray().sum(0))[:, None].expand(5, 2)
+    torch.testing.assert_close(x.grad, wanted.half())
+    assert s24.torch.matmul(h, x, dtype="float64").dtype == torch.float64
+
+
+def test_within_a_model_that_is_compiled_or_recomputed(rng):
+    h = s24.hybrid(rng.standard_normal((6, 5)).astype(np.float32))
+    dense, weight = torch.tensor(h.toarray()), torch.randn(5, 3, requires_grad=True)
+    x = torch.randn(5, 5, requires_grad=True)
+
+    def layer(x):
+        return s24.torch.matmul(h, torch.relu(x @ weight))
+
+    compiled = torch.compile(layer, backend="eager")
+    recomputed = lambda x: torch.utils.checkpoint.checkpoint(  # noqa: E731
+        layer, x, use_reentrant=False
+    )
+    for how in (compiled, recomputed):
+        assert_same(how(x), dense @ torch.relu(x @ weight), x)
+
+
+def test_without_gradients_nothing_is_recorded(rng):
+    h = s24.hybrid(rng.standard_normal((6, 5)))
+    assert s24.torch.matmul(h, torch.ones(5, 1, dtype=torch.float64)).grad_fn is None
+    with torch.no_grad():
+        x = torch.ones(5, 1, dtype=torch.float64, requires_grad=True)
+        assert s24.torch.matmul(h, x).grad_fn is None
+
+
+def test_what_is_refused(rng):
+    h = s24.hybrid(rng.standard_normal((6, 5)).astype(np.float32))
+    x = torch.ones(5, 2, requires_grad=True)
+    for a, b in ((h, np.ones((5, 2))), (x, x), (h, h)):
+        with pytest.raises(
+            ArgumentError, match=r"one operand must be a sparse array, .*torch\.mat"
+        ):
+            s24.torch.matmul(a, b)
+    with pytest.raises(ShapeError, match="k = 5, got "):
+        s24.torch.matmul(h, x.T)
+    with pytest.raises(ShapeError, match="b must have at least one axis"):
+        s24.torch.matmul(h, torch.tensor(1.0))
+    with pytest.raises(UnsupportedError, match=r"torch\.func"):
+        torch.func.grad(lambda x: s24.torch.matmul(h, x).sum())(x)
+    with pytest.raises(ArgumentError, match="use what is differentiable: matmul, linear"):
+        h @ x
+
+
+def test_whole_numbers_have_no_gradient():
+    a = s24.compress(np.eye(4, dtype=np.int8))
+    with pytest.raises(UnsupportedError, match=r"floats to have a gradient, got torch\.int32"):
+        s24.torch.matmul(a, torch.ones(4, 1, requires_grad=True), dtype="int32")
