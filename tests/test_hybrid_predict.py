@@ -273,6 +273,32 @@ def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
     assert hybrid_choice._best(times)[0] in ("panel", "rows", "csr")
 
 
+@pytest.mark.parametrize(
+    ("size", "held", "n", "best"),
+    [(40000, 20, 1, "csr"), (40000, 20, 256, "csr"), (16384, 49, 64, "csr"), (16384, 49, 1, "csr"),
+     (16384, 164, 1, "rows"), (16384, 164, 64, "panel"), (4096, 410, 8, "panel")],
+)  # fmt: skip
+def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best):
+    """In float32 on an H200: docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"."""
+    monkeypatch.setattr(hybrid_fit, "lines", lambda number: hybrid_lines.H200_LINES)
+    monkeypatch.setattr(hybrid_predict, "chip", lambda number: H200)
+    lengths, tiles = np.full(size, held), (-(-size // 64),) * 2
+    known = {
+        "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(lengths, size)),
+        "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, 4)),
+        "stored tiles": SimpleNamespace(value=float(np.prod(tiles))),
+        "live columns": SimpleNamespace(places=np.arange(size)),
+    }
+    h = SimpleNamespace(
+        tiles=SimpleNamespace(dtype=lookup("float32"), grid=tiles, nbytes=1e6), size=size**2,
+        shape=(size, size), density=held / size, nnz=held * size, device="cuda:0",
+        prepared=lambda name, make: known[name],
+    )  # fmt: skip
+    times = hybrid_predict.predictions(h, n)
+    assert hybrid_choice._best(times)[0] == best
+    assert (times.keys() == {"tiles", "cublas", "csr"}) == (held / size < 0.001)
+
+
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(np.full(4096, 410), 4096)),

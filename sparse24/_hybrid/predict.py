@@ -186,8 +186,9 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
         return {}
     effort = hybrid_panel_plan.effort(panel_units(h), k, n, device, dtype.itemsize)
     line = line_of(lines, hybrid_lines.PANEL_LINES[dtype.itemsize], n)
-    storing = h.shape[0] * n * dtype.itemsize / PANEL_STORES
-    copying = PANEL_BYTE * h.size * n * dtype.itemsize
+    m, nbytes = h.shape[0], n * dtype.itemsize
+    storing = m * nbytes / PANEL_STORES
+    copying = PANEL_BYTE * m * k * nbytes
     walking = PANEL_STEP * max(0, k - PANEL_FREE)
     return {"panel": max(line.seconds(*effort), storing, copying, walking)}
 
