@@ -108,14 +108,18 @@ class HybridStorage(SparseArray):
 
     def _to_build(self, transposed: ht.TransposedTiles) -> Any:
         """What a transposed matrix is built from: CSR, where that is less than the dense matrix."""
-        if CSR_BELOW * self._nnz < self.size:
+        if self._is_less_as_csr:
             return self.tocsr()
         return type(self)(transposed.source, self._nnz).toarray().T
 
     @property
     def is_less_as_csr(self) -> bool:
-        """Whether CSR, on the CPU, takes less memory than the dense matrix."""
-        return self.device == "cpu" and CSR_BELOW * self._nnz < self.size
+        """Whether the matrix is on the CPU, and takes less memory there as CSR than dense."""
+        return self.device == "cpu" and self._is_less_as_csr
+
+    @property
+    def _is_less_as_csr(self) -> bool:
+        return CSR_BELOW * self._nnz < self.size
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -220,7 +224,7 @@ class HybridStorage(SparseArray):
         return type(self)(self.tiles.map(mover), self.nnz, self.n_hint)
 
     def _astype(self, dtype: _dtypes.DType) -> Self:
-        source = self.tocsr() if self.is_less_as_csr else self.toarray()
+        source = self.tocsr() if self._is_less_as_csr else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=dtype)
 
     @_devices.on_own_device

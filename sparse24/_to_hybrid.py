@@ -48,12 +48,11 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     m * k / 4096, and each takes 21 bytes, also an empty one: CSR is the better form of large,
     nearly empty matrices, such as a graph of a million nodes, of which the tiles would take 5 GB.
 
-    On the GPU `astype` and the first product of a kind temporarily make the whole matrix dense,
-    which must fit into memory, and the transpose of a matrix with fewer than three quarters of
-    zeros does; products of a matrix with fewer than one non-zero in 1000 elements do not.  On the
-    CPU they do not if at least three quarters of the elements are zeros.  There a matrix that has
-    been multiplied takes more memory than SciPy's CSR, which is also faster with 2 to 8 columns if
-    fewer than about one element in 200 is a non-zero.
+    On the GPU the first product of a kind temporarily makes the whole matrix dense, which must fit
+    into memory, unless fewer than one element in 1000 is a non-zero.  On the CPU it does not if at
+    least three quarters of the elements are zeros, nor do `astype` and the transpose on either
+    device.  On the CPU a matrix that has been multiplied takes more memory than SciPy's CSR, which
+    is also faster with 2 to 8 columns if fewer than about one element in 200 is a non-zero.
 
     Deciding block by block, with a dense, a swing and a sparse band, is the idea of CROSS [1]_.
 

@@ -176,6 +176,7 @@ def test_nothing_of_a_nearly_empty_matrix_becomes_dense(rng, cupy, dtype, monkey
         x = rng.integers(-2, 3, (n, 3000)).astype(dtype)
         np.testing.assert_array_equal((cupy.asarray(x) @ h).get(), (x @ m).astype(dtype))
     assert (h.T.tocsr().get() != m.T).nnz == 0
+    assert (h.astype("float64").tocsr().get() != m).nnz == 0
 
 
 @pytest.mark.gpu
