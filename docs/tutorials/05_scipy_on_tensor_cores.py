@@ -85,6 +85,24 @@ leading = svds(aslinearoperator(H), k=1, return_singular_vectors=False, random_s
 print(f"largest singular value {leading[0]:.1f}")
 
 # %%
+# A graph
+# -------
+# Matrices with hardly any elements need no other call.  Here each node of a graph takes the mean of
+# its neighbours' features, as a graph network does in each layer; the matrix is never dense, on a
+# GPU neither.  :func:`sparse24.torch.matmul` is the same product with a gradient for the features.
+
+nodes, degree = 20_000, 8
+neighbours = np.random.default_rng(3).integers(0, nodes, (nodes, degree))
+places = np.arange(nodes).repeat(degree), neighbours.ravel()
+edges = scipy.sparse.coo_array((np.full(neighbours.size, 1 / degree), places), (nodes, nodes))
+graph = s24.hybrid(edges, dtype="float32")
+features = np.random.default_rng(4).standard_normal((nodes, 32)).astype(np.float32)
+
+means = graph @ features
+assert np.allclose(means, features[neighbours].mean(axis=1), atol=1e-5)
+print(graph)
+
+# %%
 # Save it
 # -------
 # The file holds plain arrays, which are checked when they are read.
