@@ -107,6 +107,35 @@ def test_a_forked_child_has_workers_of_its_own():
     assert subprocess.run(command, env=environment, check=False, timeout=300).returncode == 0
 
 
+FORKED_WHILE_COMPILING = """
+import os, signal, threading, time
+import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
+from sparse24.kernels import cpu_compress
+held = threading.Event()
+
+def compiles():
+    with global_compiler_lock:
+        held.set()
+        time.sleep(1)
+
+threading.Thread(target=compiles).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(120)  # where it waits for ever
+    os._exit(0 if cpu_compress.prune(np.ones((8, 8), np.float32)).sum() == 32 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert cpu_compress.prune(np.ones((8, 8), np.float32)).sum() == 32
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system knows no fork")
+def test_a_child_that_is_forked_while_a_thread_compiles_multiplies():
+    command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED_WHILE_COMPILING]
+    assert subprocess.run(command, check=False, timeout=300).returncode == 0
+
+
 OUTLIVING = """
 import atexit, threading, time
 import numpy as np
