@@ -25,8 +25,8 @@ STEMS = sorted(path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu"))
 FLOORS = (
     ("_errors", "_spec", "_version"),
     ("_arrays", "_check", "_devices", "_dtypes", "_file_checks", "_gradients", "_host_tensors",
-     "_memory_order", "_options", "_pyplot", "_raw_files", "_raw_writers", "_records", "_scales",
-     "_shards", "_table", "_user_folder", "_whole_files"),
+     "_locks", "_memory_order", "_options", "_pyplot", "_raw_files", "_raw_writers", "_records",
+     "_scales", "_shards", "_table", "_user_folder", "_whole_files"),
     ("kernels", "kernels.*"),
     ("_autotune", "_backend", "_batch_axes", "_calibration", "_chip_facts", "_compress_records",
      "_cuda_graphs", "_dispatch", "_elementwise", "_evidence", "_finish", "_foreign", "_fuse",
