@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _dtypes, _storage, _table
+from sparse24 import _arrays, _devices, _dtypes, _locks, _storage, _table
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid.layouts import MOST_BLOCKS
@@ -54,7 +54,7 @@ class HybridStorage(SparseArray):
             "_dtype": tiles.dtype,
             "_nnz": int(nnz),
             "_n_hint": n_hint,
-            "_lock": threading.RLock(),  # what is prepared may need another
+            "_lock": _locks.reentrant(),  # what is prepared may need another
             "_plans": {},  # prepared launches, by signature of b
             "_prepared": {},
         }

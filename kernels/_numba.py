@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numba
 from numba.core import caching
+from numba.core.compiler_lock import global_compiler_lock
 
 from sparse24._errors import UnsupportedError
 from sparse24._user_folder import user_folder
@@ -196,10 +197,16 @@ def _forget_workers() -> None:
     """A forked child has none of its parent's threads."""
     global _pool, _pool_lock, _places
     _pool, _pool_lock, _places = None, threading.Lock(), _Places()
+    global_compiler_lock.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_workers)
+    # A fork waits for a thread that compiles: in the child, no thread would give back the lock.
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=_forget_workers,
+    )
 
 
 _thread = threading.local()

@@ -214,11 +214,24 @@ def writable(array, *, argument: str) -> None:
     """Refuse an array that cannot be written to, or of which elements share memory."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ArgumentError(f"{argument} is read-only; pass a writable array, for example a copy")
-    spread = any(size > 1 and not step for size, step in zip(array.shape, array.strides))
-    if spread and 0 not in array.shape:
+    if _overlaps_itself(array):
         raise ArgumentError(
-            f"{argument} must not be a broadcast view, whose elements share memory; pass a copy"
+            f"{argument} must not be a view whose elements share memory, such as a broadcast one; "
+            "pass a copy"
         )
+
+
+def _overlaps_itself(array) -> bool:
+    """Whether elements share memory, as in broadcast views and sliding windows.
+
+    Also true of views whose axes are interleaved, which no slicing and transposing makes.
+    """
+    end = array.itemsize
+    for step, size in sorted((abs(step), n) for step, n in zip(array.strides, array.shape)):
+        if size > 1 and step < end:
+            return array.size > 0
+        end += step * (size - 1)
+    return False
 
 
 def unmasked(x, *, argument: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sparse24 import (
     _arrays,
     _check,
@@ -237,4 +239,5 @@ def _one_factor_a_row(x, scales):
     own, lead = scales[0], tuple(getattr(x, "shape", ())[:-1])
     if len(lead) < 2 or tuple(getattr(own, "shape", ())) not in (lead, (*lead, 1)):
         return x, scales
-    return x.reshape((-1, x.shape[-1])), (own.reshape(-1), scales[1])
+    rows = x.reshape((math.prod(lead), x.shape[-1]))
+    return rows, (own.reshape(-1), scales[1])

@@ -107,6 +107,59 @@ def test_a_forked_child_has_workers_of_its_own():
     assert subprocess.run(command, env=environment, check=False, timeout=300).returncode == 0
 
 
+FORKED_WHILE_COMPILING = """
+import os, signal, threading, time
+import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
+from sparse24.kernels import cpu_compress
+held = threading.Event()
+
+def compiles():
+    with global_compiler_lock:
+        held.set()
+        time.sleep(1)
+
+threading.Thread(target=compiles).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(120)  # where it waits for ever
+    os._exit(0 if cpu_compress.prune(np.ones((8, 8), np.float32)).sum() == 32 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert cpu_compress.prune(np.ones((8, 8), np.float32)).sum() == 32
+"""
+
+FORKED_WHILE_PREPARING = """
+import os, signal, threading
+import numpy as np
+import sparse24 as s24
+h = s24.hybrid(np.eye(8, dtype=np.float32))
+held, forked = threading.Event(), threading.Event()
+
+def prepare():
+    held.set()
+    forked.wait()
+    return np.zeros(1)
+
+threading.Thread(target=h.prepared, args=("something", prepare)).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(120)
+    os._exit(0 if (h @ np.ones(8, np.float32) == 1).all() else 1)
+forked.set()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert (h @ np.ones(8, np.float32) == 1).all()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system knows no fork")
+@pytest.mark.parametrize("script", [FORKED_WHILE_COMPILING, FORKED_WHILE_PREPARING])
+def test_a_child_needs_no_thread_that_was_busy_at_the_fork(script):
+    command = [sys.executable, "-P", "-W", "ignore", "-c", script]
+    assert subprocess.run(command, check=False, timeout=300).returncode == 0
+
+
 OUTLIVING = """
 import atexit, threading, time
 import numpy as np

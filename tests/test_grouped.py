@@ -243,7 +243,7 @@ def test_results_that_do_not_fit_are_refused_and_not_written():
     fixed, same = np.ones((4, 5), np.float32), np.lib.stride_tricks.as_strided(room, (4, 5), (0, 0))
     fixed.flags.writeable = False
     refused(s24.ArgumentError, "out is read-only", experts, b, fixed)
-    refused(s24.ArgumentError, "must not be a broadcast view", experts, b.copy(), same)
+    refused(s24.ArgumentError, "must not be a view whose elements", experts, b.copy(), same)
     refused(s24.DTypeError, "out must be an array, got list", experts, b, [[0.0]])
     whole = np.array([0, 1, 2, 2])
     refused(s24.ArgumentError, "out shares memory", s24.random((3, 1, 8), dtype="float64", rng=0),

@@ -219,6 +219,11 @@ def test_experts_without_tokens_and_matrices_without_elements(xp):
             activation="silu", gated=True, scales=(xp.ones(t, np.float32), 2.0),
         )  # fmt: skip
         assert y.shape == (t, m // 2)
+    nobody = s24.compress(xp.zeros((0, 8, 16), np.float16))
+    for scale in (xp.ones(0, np.float32), xp.ones((0, 8), np.float32)):
+        scales = (None, scale)
+        y = s24.grouped_linear(xp.ones((0, 16), np.float16), nobody, offsets=[0], scales=scales)
+        assert y.shape == (0, 8)
 
 
 def test_a_gate_is_applied_to_the_tokens_of_all_experts_at_once(rng, monkeypatch):

@@ -25,7 +25,7 @@ STEMS = sorted(path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu"))
 FLOORS = (
     ("_errors", "_spec", "_version"),
     ("_arrays", "_bounded", "_check", "_devices", "_dtypes", "_excess", "_file_checks",
-     "_gradients", "_host_tensors", "_memory_order", "_options", "_overlap", "_pyplot",
+     "_gradients", "_host_tensors", "_locks", "_memory_order", "_options", "_overlap", "_pyplot",
      "_raw_files", "_raw_writers", "_records", "_scales", "_shards", "_table", "_user_folder",
      "_whole_files"),
     ("kernels", "kernels.*"),

@@ -70,6 +70,13 @@ def test_bits_of_fp8_and_types_alone(rng):
     assert s24.linear(x, A, dtype="float16").dtype == np.float16
 
 
+def test_tokens_without_features_have_scales_of_their_own():
+    A, x = s24.compress(np.zeros((5, 0), np.float32)), np.ones((2, 3, 0), np.float32)
+    scale = np.ones((2, 3), np.float32)
+    got = s24.linear(x, A, np.ones(5, np.float32), scales=(scale, None))
+    np.testing.assert_array_equal(got, np.ones((2, 3, 5), np.float32))
+
+
 def test_one_token(rng):
     x, w = quantised(rng, "int8")
     got = s24.linear(x[0, 0], s24.compress(w), scales=(0.5, None), dtype="float32")

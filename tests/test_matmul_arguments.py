@@ -128,12 +128,22 @@ def test_what_is_no_epilogue_is_refused():
         a.toarray(out=[1])
 
 
-def test_an_out_whose_elements_share_memory_is_refused():
+@pytest.mark.parametrize("strides", [(0, 4), (4, 4), (8, 4), (4, -4)])  # of broadcasts, windows
+def test_an_out_whose_elements_share_memory_is_refused(strides):
     a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
-    out = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (8, 4), (0, 4))
-    with pytest.raises(s24.ArgumentError, match="out must not be a broadcast view"):
-        s24.matmul(a, x, out)
+    out = np.lib.stride_tricks.as_strided(np.zeros(32, np.float32)[3:], (8, 4), strides)
+    for write in (lambda: s24.matmul(a, x, out), lambda: s24.prune(x, axis=0, out=out)):
+        with pytest.raises(s24.ArgumentError, match="out must not be a view whose elements share"):
+            write()
     assert not out.any()
+
+
+def test_views_that_slices_and_transposes_make_are_written_to():
+    a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
+    room = np.zeros((2, 8, 9, 5), np.float32)
+    columns = np.zeros((4, 8), np.float32).T
+    for out in (room[0, :, ::-2, 0][:, :4], room[1:, :, 1, :4][0], columns, columns[::-1]):
+        np.testing.assert_array_equal(s24.matmul(a, x, out), a @ x)
 
 
 def test_plain_operands_of_other_types_must_fit_too():

@@ -260,6 +260,20 @@ def test_what_a_damaged_state_remembers_is_looked_at(rng, part, wrong):
     assert saved["memory"]["w"]
 
 
+DAMAGED = {"masks": None, "fingerprint": np.zeros(3), "memory": {"w": {"grad_square": -1.0}}}
+
+
+@pytest.mark.parametrize("key", DAMAGED)
+def test_a_damaged_state_that_waits_for_layers_is_refused_at_the_first_step(key):
+    weights = {"w": np.ones((4, 8))}
+    scheduler = S.DynamicScheduler()
+    scheduler.step(weights=weights, gradients=weights)
+    resumed = S.DynamicScheduler()
+    resumed.load_state_dict({**scheduler.state_dict(), key: DAMAGED[key]})
+    with pytest.raises(FormatError, match="the saved state is damaged"):
+        resumed.step(weights=weights, gradients=weights)
+
+
 @pytest.mark.parametrize("key", ["step", "seed"])
 @pytest.mark.parametrize("wrong", [-1, 1.5, "2"])
 def test_numbers_of_a_damaged_state_are_whole(key, wrong):

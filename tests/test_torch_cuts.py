@@ -108,6 +108,18 @@ def test_a_part_is_saved_and_copied():
     assert torch.equal(s24.convert.to_torch(part.to_array()), part.to_dense())
 
 
+@pytest.mark.parametrize("cut", [lambda w: w[8:40], lambda w: w[:, 8:72], lambda w: w.T[:64]])
+def test_a_deep_copy_of_a_part_is_a_matrix_of_its_own(cut):
+    w, other = matrix("plain"), matrix("plain")
+    layers = torch.nn.ParameterList([w, cut(w)]).requires_grad_(False)
+    twin, before = copy.deepcopy(layers), w.to_dense()
+    assert twin[1].requires_grad is False
+    twin[1].copy_(cut(other).clone())
+    assert torch.equal(twin[1].to_dense(), cut(other).to_dense())
+    assert torch.equal(twin[0].to_dense(), before)
+    assert torch.equal(layers[1].to_dense(), cut(before))
+
+
 def test_cuts_through_groups_are_refused():
     plain, both = matrix("plain"), matrix("transposable")
     for cut in (

@@ -74,7 +74,7 @@ class _Maker:
                 f"{name}, the scale of As, must have shape (e,) = {(e,)} or (e, m) = {(e, m)}, got "
                 f"{tuple(array.shape)}"
             )
-        lead = array.reshape(()) if not array.ndim else array.reshape(e, -1)
+        lead = array[:, None] if array.ndim == 1 else array.reshape(array.shape[:2])
         return self._xp.ascontiguousarray(self._xp.broadcast_to(lead, (e, m)))
 
     def of_tokens(self, name: str, scale: Any, *, by_rows: bool) -> Any:

@@ -127,7 +127,9 @@ class DynamicScheduler(MaskScheduler):
         choices = (Magnitude(), GradientMagnitude())[:: 1 if has_weights else -1]
         for choice in choices if self._pending else ():
             state = init(self._rules_by(choice), seen, seed=self._seed)
-            if schedule_state.matching(state, self._pending or {}) is not None:
+            with schedule_state.reading():
+                saved = schedule_state.matching(state, self._pending or {})
+            if saved is not None:
                 return choice
         return choices[0]
 

@@ -267,6 +267,8 @@ def _remembered(recipe: Recipe, key: str, value: Any, mask: Any) -> np.ndarray:
         shape = () if name == REMEMBERED[Adaptive] else tuple(mask.shape)
     if host.shape != shape or host.dtype.kind in "OSU":
         raise ValueError(f"{key} is an array of {host.dtype} of shape {host.shape}")
+    if name in own and name == REMEMBERED[Adaptive] and host < 0:
+        raise ValueError(f"{key} is {host}, which no mean of squares is")
     return host
 
 

@@ -81,6 +81,13 @@ class Sparse24Tensor(PackedMatrix):
         parameter = isinstance(self, torch.nn.Parameter)
         return restored, (*saved(self), self.turned, self.requires_grad, parameter)
 
+    def __deepcopy__(self, memo):
+        """Of a part, as its clone, a matrix of its own."""
+        new = super().__deepcopy__(memo)
+        if new.cut:
+            new.parts, new.cut = [part.clone() for part in new.parts], False
+        return new
+
     def __repr__(self, *, tensor_contents=None) -> str:
         return (
             f"Sparse24Tensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
