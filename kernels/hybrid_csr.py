@@ -24,7 +24,7 @@ LONGER = 4
 PIECE = 1024  # elements
 INDEX = 4  # bytes of a column
 SECTOR = 32  # bytes that are read at once
-EACH = {True: 8, False: 16}  # elements of a row for each lane, at least, with one column or more
+EACH, EACH_ALONE = 16, 8  # elements of a row for each lane, at least; where lanes have a row each
 BUSY = 1 << 16  # threads below which rows are divided among more, down to two elements for each
 VECTOR_BYTES = 16
 MOST_VECTOR = 8
@@ -66,7 +66,8 @@ class Config:
 def config(n: int, vector: int, m: int, mean: float) -> Config:
     """For `n` columns that are read by vectors, and `m` rows of so many elements on average."""
     lanes = min(_power(-(-n // vector)), WARP)
-    split = min(_power(mean / EACH[lanes == 1]), WARP // lanes)
+    each = EACH_ALONE if lanes == 1 else EACH
+    split = min(_power(mean / each), WARP // lanes)
     while m * lanes * split < BUSY and split < min(mean / 2, WARP // lanes):
         split *= 2
     return Config(vector, lanes, split, -(-n // (vector * lanes)))
