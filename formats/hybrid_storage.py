@@ -192,7 +192,7 @@ class HybridStorage(SparseArray):
         """
         tiles = hybrid_build.as_bits(self._tiles.source)
         turn = isinstance(self._tiles, ht.TransposedTiles)
-        if self.device != "cpu":
+        if _arrays.is_cupy(tiles.kinds):
             from sparse24.kernels import hybrid_tiles
 
             rows = hybrid_tiles.rows(tiles)

@@ -11,6 +11,7 @@ import pytest
 
 from sparse24 import _dtypes, families
 from sparse24._hybrid import choice as hybrid_choice
+from sparse24._hybrid.predict import COLUMNS, ODD_ROWS
 from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
@@ -46,7 +47,7 @@ def with_kinds(w, kinds):
 
 def choose(h, n, path):
     """Let a path be the choice for so many columns, whatever is predicted."""
-    for copied in (False, True):
+    for copied in ("", COLUMNS, ODD_ROWS):
         name = hybrid_choice.choice_for(n, copied=copied)
         h._prepared[name] = SimpleNamespace(value=path, nbytes=0)
 

@@ -296,6 +296,10 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
     )  # fmt: skip
     times = hybrid_predict.predictions(h, n)
     assert hybrid_choice._best(times)[0] == best
+    by_columns = hybrid_predict.predictions(h, n, hybrid_predict.COLUMNS)
+    assert (by_columns["csr"] > times["csr"]) == (n > 1)  # the copy that it makes
+    told = hybrid_choice.explain(h, n, copied=hybrid_predict.COLUMNS)
+    assert told["copies_b"] == (["csr"] if n > 1 else [])
     assert (times.keys() == {"tiles", "cublas", "csr"}) == (held / size < 0.001)
 
 

@@ -56,10 +56,10 @@ def choose(h, b, algorithm: str, balance: bool) -> str:
     return algorithm
 
 
-def choice_for(n: int, *, copied: bool) -> str:
+def choice_for(n: int, *, copied: str) -> str:
     """The name under which a matrix remembers a choice; another one after a calibration."""
     known = _tuning_cache.generation()
-    return f"choice for {hybrid_cost.bucket(n)}, copied {copied}, known {known}"
+    return f"choice for {hybrid_cost.bucket(n)}, copied {copied!r}, known {known}"
 
 
 def _captured(h, n: int, balance: bool) -> str:
@@ -76,7 +76,7 @@ def _captured(h, n: int, balance: bool) -> str:
     return min(ready, key=times.__getitem__)
 
 
-def _chosen(h, n: int, *, copied: bool) -> str:
+def _chosen(h, n: int, *, copied: str) -> str:
     """The path for a number of columns, found for the range to which it belongs, and kept."""
     find = lambda: explain(h, hybrid_cost.bucket(n), copied=copied)["choice"]  # noqa: E731
     return hybrid_layouts.known(h, choice_for(n, copied=copied), find)
@@ -93,11 +93,11 @@ class Ran:
     nbytes = 0
 
 
-def explain(h, n: int, *, copied: bool | None = None) -> dict:
+def explain(h, n: int, *, copied: str | None = None) -> dict:
     """Predicted seconds by path, what they copy, the choice, and the reason in words.
 
-    `copied`: whether paths that cannot read `b` must copy it; by default as if its rows are
-    contiguous.  Choices are remembered for ranges of columns; this returns that of the range.
+    `copied`: what `copied_by` says of `b`; by default as if its rows are contiguous.  Choices are
+    remembered for ranges of columns; this returns that of the range.
     """
     copied = copied_by(n) if copied is None else copied
     known = hybrid_cost.bucket(n)
@@ -106,7 +106,7 @@ def explain(h, n: int, *, copied: bool | None = None) -> dict:
     if known != n and len(times) > 1:
         reason += f", for {known} columns, which decide the choice for {n}"
         times = {choice: times[choice]} | predictions(h, n, copied)
-    copying = copying_paths(h, times, n) if copied else []
+    copying = copying_paths(h, times, n, copied)
     if choice in copying:
         reason += "; it copies b at each call, whose rows do not begin on 16 bytes"
     return {

@@ -46,6 +46,7 @@ FLAT_BASE, FLAT_BASE_FROM = 1.13, 33  # units of 128 columns with 2:4 tiles, fro
 # Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
 OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
+COLUMNS, ODD_ROWS = "columns", "odd rows"  # how b lies where it may have to be copied
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
 COPYING = ("scatter", "slots", "regrouped", "panel")
 ITEMSIZE = 2  # bytes of their elements
@@ -63,10 +64,10 @@ TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 PANEL_STORES = 7e11
 
 
-def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
+def predictions(h, n: int, copied: str | None = None) -> dict[str, float]:
     """Seconds by path, for every path that the device of `h` can take.
 
-    `copied`: whether paths in `COPYING` must copy `b`; by default as if its rows are contiguous.
+    `copied`: what `copied_by` says of `b`; by default as if its rows are contiguous.
     """
     if h.device == "cpu":
         seconds, shares = _time_on_cpu(h, n), even_shares(h, n) if h.nnz else {}
@@ -79,30 +80,35 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     if not h.size:
         return times
     times |= _csr_time(h, n, lines)
-    if h.density < NEARLY_EMPTY:  # where csr wins, and nothing should become dense
-        return times
-    times |= _few_columns_times(h, n, lines, device)
-    times |= _panel_time(h, n, lines, device)
-    if n >= MANY and h.nnz:
-        times |= _compact_time(h, n, lines, device)
-    if dtype.itemsize == 2 and n > STREAM_COLUMNS:
-        times |= _two_four_times(h, n, lines, device)
-    if copied_by(n) if copied is None else copied:
-        moved = 2 * h.shape[1] * n * dtype.itemsize
-        copying = line_of(lines, "copy", n).seconds(0, moved)
-        times |= {path: times[path] + copying for path in copying_paths(h, times, n)}
-        if "scatter" in times and _scatter_takes_any(n):
-            times["scatter"] += BY_WARPS[scatter_units(h).base]
+    if h.density >= NEARLY_EMPTY:  # else csr wins, and nothing should become dense
+        times |= _of_fuller_matrices(h, n, lines, device)
+    copied = copied_by(n) if copied is None else copied
+    moved = 2 * h.shape[1] * n * dtype.itemsize
+    copying = line_of(lines, "copy", n).seconds(0, moved)
+    times |= {path: times[path] + copying for path in copying_paths(h, times, n, copied)}
+    if copied and "scatter" in times and _scatter_takes_any(n):
+        times["scatter"] += BY_WARPS[scatter_units(h).base]
     return times
 
 
-def copying_paths(h, times: dict[str, float], n: int) -> list[str]:
-    """Which of the paths in `times` copy a `b` of `n` columns that the copy engine cannot read."""
-    known = [path for path in times if path in COPYING]
+def _of_fuller_matrices(h, n: int, lines, device: Chip) -> dict[str, float]:
+    """The paths that copy parts of `b` to shared memory, or gather it, for many non-zeros."""
+    times = _few_columns_times(h, n, lines, device) | _panel_time(h, n, lines, device)
+    if n >= MANY and h.nnz:
+        times |= _compact_time(h, n, lines, device)
+    if h.tiles.dtype.itemsize == ITEMSIZE and n > STREAM_COLUMNS:
+        times |= _two_four_times(h, n, lines, device)
+    return times
+
+
+def copying_paths(h, times: dict[str, float], n: int, copied: str) -> list[str]:
+    """Which of the paths in `times` copy `b`, for the reason that `copied_by` gives."""
+    found = ["csr"] if copied == COLUMNS and n > 1 and "csr" in times else []
+    known = [path for path in times if path in COPYING] if copied else []
     if not known or h.tiles.dtype.itemsize != ITEMSIZE:  # on the CPU tiles need not be there
-        return []
+        return found
     without = {"scatter"} if _scatter_takes_any(n) else set()
-    return [path for path in known if path not in without]
+    return found + [path for path in known if path not in without]
 
 
 def _scatter_takes_any(n: int) -> bool:
@@ -111,9 +117,11 @@ def _scatter_takes_any(n: int) -> bool:
     return hybrid_scatter.takes_any(n)
 
 
-def copied_by(n: int, b_order: str = "row") -> bool:
-    """Whether the copy engine cannot read `b`: its rows must begin on 16-byte boundaries."""
-    return b_order != "row" or n * ITEMSIZE % 16 != 0
+def copied_by(n: int, b_order: str = "row") -> str:
+    """Why the copy engine cannot read `b`: its order, or where its rows begin; "" if it can."""
+    if b_order != "row":
+        return COLUMNS
+    return ODD_ROWS if n * ITEMSIZE % 16 != 0 else ""
 
 
 def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
