@@ -104,15 +104,6 @@ def csr_of(starts, columns, values, shape, dtype=None):
     return csr
 
 
-def turned(starts, columns, values, k: int) -> tuple[Any, Any, Any]:
-    """The rows of the transposed matrix, which are the `k` columns of this one, likewise."""
-    xp = _arrays.namespace(columns)
-    order = xp.argsort(columns, kind="stable")
-    ends = xp.searchsorted(columns[order], xp.arange(k + 1))
-    row = xp.searchsorted(starts, order, side="right") - 1
-    return ends.astype(np.int64), row.astype(columns.dtype), values[order]
-
-
 def csr_of_24(values, metadata, shape, dtype=None):
     """The same from the canonical values and metadata of a 2:4 matrix in NumPy arrays."""
     from scipy import sparse

@@ -108,17 +108,17 @@ class HybridStorage(SparseArray):
 
     def _to_build(self, transposed: ht.TransposedTiles) -> Any:
         """What a transposed matrix is built from: CSR, where that is less than the dense matrix."""
-        if self._is_less_as_csr:
-            return self.tocsr()
-        return type(self)(transposed.source, self._nnz).toarray().T
+        source = type(self)(transposed.source, self._nnz)
+        return (source.tocsr() if self._is_mostly_zeros else source.toarray()).T
 
     @property
     def is_less_as_csr(self) -> bool:
-        """Whether the matrix is on the CPU, and takes less memory there as CSR than dense."""
-        return self.device == "cpu" and self._is_less_as_csr
+        """Whether the matrix is on the CPU, and CSR takes less memory there than the dense one."""
+        return self.device == "cpu" and self._is_mostly_zeros
 
     @property
-    def _is_less_as_csr(self) -> bool:
+    def _is_mostly_zeros(self) -> bool:
+        """Whether CSR takes less memory than the dense matrix."""
         return CSR_BELOW * self._nnz < self.size
 
     @property
@@ -188,25 +188,23 @@ class HybridStorage(SparseArray):
     def held(self) -> tuple[Any, Any, Any]:
         """Where rows start, and the columns and bits of their elements; on a GPU this waits.
 
-        A transposed matrix takes them from the tiles of the other.
+        On the CPU a transposed matrix takes them from the tiles of the other.
         """
-        tiles = hybrid_build.as_bits(self._tiles.source)
-        turn = isinstance(self._tiles, ht.TransposedTiles)
-        if _arrays.is_cupy(tiles.kinds):
+        if _arrays.is_cupy(self._tiles.kinds):
             from sparse24.kernels import hybrid_tiles
 
-            rows = hybrid_tiles.rows(tiles)
-            return convert.turned(*rows, self.shape[0]) if turn else rows
+            return hybrid_tiles.rows(hybrid_build.as_bits(self.tiles))
         from sparse24.kernels import cpu_hybrid_held
 
-        held = cpu_hybrid_held.held(tiles)
-        return cpu_hybrid_held.turned(*held, self.shape[0]) if turn else held
+        rows = cpu_hybrid_held.held(hybrid_build.as_bits(self._tiles.source))
+        turn = isinstance(self._tiles, ht.TransposedTiles)
+        return cpu_hybrid_held.turned(*rows, self.shape[0]) if turn else rows
 
     @_devices.on_own_device
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        Nothing becomes dense.
+        Nothing becomes dense of a matrix of which at least three quarters are zeros.
         """
         starts, columns, bits = self.held()
         values = bits.view(self._dtype.logical)
@@ -224,7 +222,7 @@ class HybridStorage(SparseArray):
         return type(self)(self.tiles.map(mover), self.nnz, self.n_hint)
 
     def _astype(self, dtype: _dtypes.DType) -> Self:
-        source = self.tocsr() if self._is_less_as_csr else self.toarray()
+        source = self.tocsr() if self._is_mostly_zeros else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=dtype)
 
     @_devices.on_own_device

@@ -251,10 +251,12 @@ def test_explain_tells_what_copies_b(weight, device):
     device.times |= {"scatter": 0.5, "panel": 3.0}
     told = h.explain()
     assert (told["choice"], told["copies_b"]) == ("scatter", [])
-    for how in ({"b_order": "column"}, {"n": 9}):
+    for how, lies in (
+        ({"b_order": "column"}, "are not contiguous"), ({"n": 9}, "do not begin on 16 bytes")
+    ):  # fmt: skip
         told = h.explain(**how)
         assert told["copies_b"] == ["scatter", "panel"]
-        assert told["reason"].endswith("copies b at each call, whose rows do not begin on 16 bytes")
+        assert told["reason"].endswith(f"copies b at each call, whose rows {lies}")
     assert h.explain(7)["copies_b"] == ["panel"]  # scatter reads up to eight columns as they are
     wide = s24.hybrid(weight.astype(np.float32), n_hint=8)
     assert wide.explain(b_order="column")["copies_b"] == []

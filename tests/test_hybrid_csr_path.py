@@ -9,7 +9,7 @@ from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
 from sparse24 import _dtypes
-from sparse24.formats import convert, hybrid_build
+from sparse24.formats import hybrid_build
 from sparse24.kernels import hybrid_csr
 
 pytestmark = pytest.mark.stem("hybrid_csr")
@@ -187,13 +187,3 @@ def test_large_nearly_empty_matrices(rng, cupy):
         b = rng.standard_normal((20_000, n)).astype(np.float32)
         got = h.matmul(cupy.asarray(b), algorithm="csr").get()
         np.testing.assert_allclose(got, m @ b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(40, 70), (70, 3), (5, 0), (0, 5)])
-def test_rows_of_the_transposed_matrix(rng, shape):
-    m = scipy.sparse.random_array(shape, density=0.1, rng=rng, format="csr")
-    starts, columns, values = convert.turned(m.indptr, m.indices, m.data, shape[1])
-    want = m.T.tocsr()
-    np.testing.assert_array_equal(starts, want.indptr)
-    np.testing.assert_array_equal(columns, want.indices)
-    np.testing.assert_array_equal(values, want.data)

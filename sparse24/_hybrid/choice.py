@@ -30,7 +30,7 @@ from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid import layouts as hybrid_layouts
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
-from sparse24._hybrid.predict import copied_by, copying_paths, predictions
+from sparse24._hybrid.predict import COLUMNS, copied_by, copying_paths, predictions
 from sparse24._hybrid.staged import by_rows
 
 WORTH_LEAVING = 0.97  # a path is taken if it is predicted to take at most so much of cuBLAS's time
@@ -108,7 +108,8 @@ def explain(h, n: int, *, copied: str | None = None) -> dict:
         times = {choice: times[choice]} | predictions(h, n, copied)
     copying = copying_paths(h, times, n, copied)
     if choice in copying:
-        reason += "; it copies b at each call, whose rows do not begin on 16 bytes"
+        lies = "are not contiguous" if copied == COLUMNS else "do not begin on 16 bytes"
+        reason += f"; it copies b at each call, whose rows {lies}"
     return {
         "n": n, "candidates": times, "copies_b": copying, "choice": choice, "reason": reason,
     }  # fmt: skip

@@ -84,19 +84,17 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, array: SparseArray, from_left: bool, dtype: Any) -> Tensor:
         ctx.array, ctx.from_left, ctx.like = array, from_left, (x.shape, x.dtype)
-        x = x.detach()
-        return (
-            ours.matmul(x, array, dtype=dtype) if from_left else ours.matmul(array, x, dtype=dtype)
-        )
+        pair = (x.detach(), array) if from_left else (array, x.detach())
+        return ours.matmul(*pair, dtype=dtype)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         shape, dtype = ctx.like
-        turned = ctx.array.mT
-        if len(shape) == 1 and turned.ndim > 2:  # the vector has met every matrix of a stack
+        transposed = ctx.array.mT
+        if len(shape) == 1 and transposed.ndim > 2:  # the vector has met every matrix of a stack
             axis = -2 if ctx.from_left else -1
-            whole = _Product.apply(gradient.unsqueeze(axis), turned, ctx.from_left, None)
-            found = whole.squeeze(axis)
+            stack = gradient.unsqueeze(axis)
+            found = _Product.apply(stack, transposed, ctx.from_left, None).squeeze(axis)
         else:
-            found = _Product.apply(gradient, turned, ctx.from_left, None)
+            found = _Product.apply(gradient, transposed, ctx.from_left, None)
         return found.sum_to_size(shape).to(dtype), None, None, None
