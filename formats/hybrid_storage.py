@@ -191,9 +191,9 @@ class HybridStorage(SparseArray):
         On the CPU a transposed matrix takes them from the tiles of the other.
         """
         if _arrays.is_cupy(self._tiles.kinds):
-            from sparse24.kernels import hybrid_tiles
+            from sparse24.kernels import hybrid_list
 
-            return hybrid_tiles.rows(hybrid_build.as_bits(self.tiles))
+            return hybrid_list.rows(hybrid_build.as_bits(self.tiles))
         from sparse24.kernels import cpu_hybrid_held
 
         rows = cpu_hybrid_held.held(hybrid_build.as_bits(self._tiles.source))

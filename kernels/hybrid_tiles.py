@@ -1,4 +1,4 @@
-"""Launch ``cuda/hybrid_tiles.cu``: decode, list and multiply block-hybrid matrices on the GPU."""
+"""Launch ``cuda/hybrid_tiles.cu``: decode and multiply block-hybrid matrices on the GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from sparse24._dtypes import TABLE, DType
 from sparse24.kernels import loader
-from sparse24.kernels.csr import CsrRows
 
 NAME = "hybrid_tiles"
 TILE = 64
@@ -45,32 +44,6 @@ def decode(tiles, out) -> None:
     if out.size:
         kernel = loader.function(NAME, "decode", _defines(tiles.dtype))
         kernel(blocks(m, k), (THREADS,), (out, m, k, pitch(out), matrix(tiles)))
-
-
-def row_starts(tiles):
-    """Where the non-zeros of each row begin once they stand together, and their number: int64."""
-    import cupy
-
-    (m, k), across = tiles.shape, np.int32(blocks(*tiles.shape)[0])
-    starts = cupy.zeros(m + 1, np.int64)
-    if m and k:
-        kernel = loader.function(NAME, "count_rows", _defines(tiles.dtype))
-        kernel((-(-m // TILE),), (THREADS,), (starts[1:], m, across, matrix(tiles)))
-        cupy.cumsum(starts, out=starts)
-    return starts
-
-
-def rows(tiles) -> CsrRows:
-    """The non-zeros row by row, for fewer than 2**31 columns; waits for their number."""
-    import cupy
-
-    m, across, starts = tiles.shape[0], np.int32(blocks(*tiles.shape)[0]), row_starts(tiles)
-    held = int(starts[-1])
-    made = CsrRows(starts, cupy.empty(held, np.int32), cupy.empty(held, tiles.dtype.storage))
-    if held:
-        kernel = loader.function(NAME, "list_rows", _defines(tiles.dtype))
-        kernel((-(-m // TILE),), (THREADS,), (*made, m, across, matrix(tiles)))
-    return made
 
 
 def product(tiles, b, out, output: str) -> None:

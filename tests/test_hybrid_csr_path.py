@@ -135,7 +135,7 @@ def test_nan_and_infinities_stay_in_their_rows(rng, cupy):
 
 
 @pytest.mark.gpu
-@pytest.mark.stem("hybrid_tiles")
+@pytest.mark.stem("hybrid_list")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_listed_on_the_gpu_as_on_the_cpu(rng, cupy, kind, dtype):
@@ -147,7 +147,7 @@ def test_rows_are_listed_on_the_gpu_as_on_the_cpu(rng, cupy, kind, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.stem("hybrid_tiles")
+@pytest.mark.stem("hybrid_list")
 def test_csr_of_a_gpu_matrix(rng, cupy):
     w = matrix(rng, (200, 331), 0.8)
     w[0, 0], w[3, 7], w[5] = np.nan, 1e-30, 0
@@ -163,7 +163,7 @@ def test_csr_of_a_gpu_matrix(rng, cupy):
 
 
 @pytest.mark.gpu
-@pytest.mark.stem("hybrid_tiles", "hybrid_fill")
+@pytest.mark.stem("hybrid_list", "hybrid_fill")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_nothing_of_a_nearly_empty_matrix_becomes_dense(rng, cupy, dtype, monkeypatch):
     m = scipy.sparse.random_array((3000, 7000), density=5e-4, rng=rng, dtype=np.float32).tocsr()

@@ -150,10 +150,10 @@ def scatter_units(h):
 @_kept
 def row_lengths(h) -> np.ndarray:
     """Non-zeros of every row, the longest first."""
-    from sparse24.kernels import hybrid_tiles
+    from sparse24.kernels import hybrid_list
 
     if _arrays.is_cupy(h.tiles.kinds):
-        starts = _arrays.to_numpy(hybrid_tiles.row_starts(h.tiles))
+        starts = _arrays.to_numpy(hybrid_list.row_starts(h.tiles))
         return -np.sort(-np.diff(starts))
     return -np.sort(-np.count_nonzero(_bits(h), axis=1))
 

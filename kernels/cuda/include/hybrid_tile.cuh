@@ -6,7 +6,7 @@
 // shared memory as Word[kTile][kTile].
 #pragma once
 
-constexpr int kTile = 64, kThreads = 256, kWarp = 32, kGroups = kTile / 4;
+constexpr int kTile = 64, kThreads = 256, kGroups = kTile / 4;
 enum TileKind { kEmpty, kDense, kTwoFour, kBitmap, kScattered };
 using Word = WORD;
 using Count = long long;
