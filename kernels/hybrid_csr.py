@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +19,15 @@ NAME = "hybrid_csr"
 THREADS = 256
 WARP = 32
 MOST_COLUMNS = 1 << 31  # of the matrix, whose numbers are 32 bits
-LONG = 256  # elements, and this times the mean of all rows: a row of more of both is cut up
+MOST_APART = (1 << 31) - 1  # elements from one row of `b` to the next, 32 bits with a sign
+LONG = 64  # elements, and this times the mean of all rows: a row of more of both is cut up
 LONGER = 4
-PIECE = 1024  # elements
+PIECE = {1: 4096, 2: 2048, 4: 2048}  # elements, by lanes that are side by side
+PIECE_ELSE = 1024
 INDEX = 4  # bytes of a column
 SECTOR = 32  # bytes that are read at once
-EACH, EACH_ALONE = 16, 8  # elements of a row for each lane, at least; where lanes have a row each
+EACH = {1: 8, 16: 32, 32: 32}  # elements of a row for each lane, at least, by lanes that share it
+EACH_ELSE = 16
 BUSY = 1 << 16  # threads below which rows are divided among more, down to two elements for each
 VECTOR_BYTES = 16
 MOST_VECTOR = 8
@@ -32,7 +35,7 @@ LEFT = np.dtype([
     ("starts", "u8"), ("columns", "u8"), ("values", "u8"), ("pieces", "u8"),
     ("m", "i8"), ("count", "i4"), ("most", "i4"),
 ])  # fmt: skip
-RIGHT = np.dtype([("b", "u8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
+RIGHT = np.dtype([("b", "u8"), ("n", "i8"), ("column", "i8"), ("row", "i4"), ("", "i4")])
 OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8"), ("wide", "i4"), ("", "i4")])
 SHARED = np.dtype([("sums", "u8"), ("arrived", "u8")])
 NONE = np.zeros(1, SHARED)  # where no row is cut up
@@ -62,12 +65,16 @@ class Config:
         """Rows of a block."""
         return THREADS // (self.lanes * self.split)
 
+    @property
+    def piece(self) -> int:
+        """Elements of a piece of a long row."""
+        return PIECE.get(self.lanes, PIECE_ELSE)
+
 
 def config(n: int, vector: int, m: int, mean: float) -> Config:
     """For `n` columns that are read by vectors, and `m` rows of so many elements on average."""
     lanes = min(_power(-(-n // vector)), WARP)
-    each = EACH_ALONE if lanes == 1 else EACH
-    split = min(_power(mean / each), WARP // lanes)
+    split = min(_power(mean / EACH.get(lanes, EACH_ELSE)), WARP // lanes)
     while m * lanes * split < BUSY and split < min(mean / 2, WARP // lanes):
         split *= 2
     return Config(vector, lanes, split, -(-n // (vector * lanes)))
@@ -87,8 +94,8 @@ def effort(shape: tuple[int, int], nnz: int, n: int, dtype: DType) -> tuple[floa
     return read, listed + n * (m * result + k * dtype.itemsize) + 8 * m
 
 
-class CsrLayout:
-    """The non-zeros of a matrix row by row, and the pieces of its long rows.
+class Cut(NamedTuple):
+    """Long rows in pieces.
 
     Attributes
     ----------
@@ -96,25 +103,37 @@ class CsrLayout:
         A long row, and the number of a piece of it; the pieces of the longest rows come first.
     passed : int
         How many pieces are not their whole row, which are the first.
+    """
+
+    pieces: Any
+    passed: int
+
+
+class CsrLayout:
+    """The non-zeros of a matrix row by row, and the pieces of its long rows.
+
+    Attributes
+    ----------
+    cuts : dict of Cut
+        By the elements of a piece.
     most : int
         Elements of a row that is not long.
     """
 
-    def __init__(self, shape, dtype: DType, rows: CsrRows, pieces, passed: int, most: int):
-        self.shape, self.dtype, self.rows = shape, dtype, rows
-        self.pieces, self.passed, self.most = pieces, passed, most
+    def __init__(self, shape, dtype: DType, rows: CsrRows, cuts: dict[int, Cut], most: int):
+        self.shape, self.dtype, self.rows, self.cuts, self.most = shape, dtype, rows, cuts, most
         self._launches: dict[tuple, Ready] = {}
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in (*self.rows, self.pieces))
+        return sum(x.nbytes for x in (*self.rows, *(cut.pieces for cut in self.cuts.values())))
 
     def copy(self) -> CsrLayout:
         """The same layout elsewhere in memory."""
         rows = CsrRows(*(x.copy() for x in self.rows))
-        pieces = self.pieces.copy()
+        cuts = {piece: Cut(cut.pieces.copy(), cut.passed) for piece, cut in self.cuts.items()}
         settle()
-        return CsrLayout(self.shape, self.dtype, rows, pieces, self.passed, self.most)
+        return CsrLayout(self.shape, self.dtype, rows, cuts, self.most)
 
     def launch(self, n: int, vector: int) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
@@ -129,14 +148,16 @@ class Ready(BoundProduct):
 
     def __init__(self, layout: CsrLayout, n: int, vector: int):
         super().__init__()
-        m, count, rows = layout.shape[0], len(layout.pieces), layout.rows
+        m, rows = layout.shape[0], layout.rows
         self._config = how = config(n, vector, m, rows.bits.size / m)
-        kernel = loader.function(NAME, "product", _defines(layout.dtype, vector))
+        pieces, passed = layout.cuts[how.piece]
+        count = len(pieces)
+        kernel = loader.function(NAME, "product", _defines(layout.dtype, vector, how.piece))
         self._sizes = (kernel, (count + -(-m // how.teams)) * how.chunks, THREADS, 0)
-        addresses = (x.data.ptr for x in (*rows, layout.pieces))
+        addresses = (x.data.ptr for x in (*rows, pieces))
         self._left = np.array([(*addresses, m, count, layout.most)], LEFT)
         self._cut = tuple(np.array([x], np.int32) for x in (how.lanes, how.split, how.chunks))
-        self._slots = layout.passed * how.chunks
+        self._slots = passed * how.chunks
         self._slot_bytes = how.lanes * how.vector * layout.dtype.accumulator.itemsize
         self._rooms = StreamRooms(self._room)
         self.per_stream = self._slots > 0
@@ -145,7 +166,7 @@ class Ready(BoundProduct):
 
     def bind(self, b, out, stream: int) -> Launch:
         row, column = (s // b.itemsize for s in b.strides)
-        right = np.array([(b.data.ptr, b.shape[1], row, column)], RIGHT)
+        right = np.array([(b.data.ptr, b.shape[1], column, row, 0)], RIGHT)
         row, column = (s // out.itemsize for s in out.strides)
         wide = fits(out, self._config.vector)
         result = np.array([(out.data.ptr, row, column, wide, 0)], OUT)
@@ -197,31 +218,34 @@ def prepare(rows: CsrRows, shape: tuple[int, int], dtype: DType) -> CsrLayout:
 
     lengths = np.diff(rows.starts.get())
     most = int(max(LONG, LONGER * lengths.mean())) if lengths.size else LONG
-    pieces, passed = cut(lengths, most)
-    on_gpu = cupy.asarray(pieces)
+    cuts = {}
+    for piece in {*PIECE.values(), PIECE_ELSE}:
+        pieces, passed = cut(lengths, most, piece)
+        cuts[piece] = Cut(cupy.asarray(pieces), passed)
     settle()
-    return CsrLayout(shape, dtype, rows, on_gpu, passed, most)
+    return CsrLayout(shape, dtype, rows, cuts, most)
 
 
-def cut(lengths: np.ndarray, most: int) -> tuple[np.ndarray, int]:
-    """`CsrLayout.pieces` of rows of such lengths, and how many are not their whole row."""
+def cut(lengths: np.ndarray, most: int, piece: int) -> Cut:
+    """The pieces, on the host, of those of such rows that have more than `most` elements."""
     long = np.flatnonzero(lengths > most)
     long = long[np.argsort(-lengths[long], kind="stable")]
-    count = -(-lengths[long] // PIECE)
+    count = -(-lengths[long] // piece)
     ends = np.cumsum(count)
     number = np.arange(count.sum()) - np.repeat(ends - count, count)
     pieces = np.stack([np.repeat(long, count), number], axis=1).astype(np.int32)
-    return pieces, int(count[count > 1].sum())
+    return Cut(pieces, int(count[count > 1].sum()))
 
 
-def _defines(dtype: DType, vector: int) -> loader.Defines:
+def _defines(dtype: DType, vector: int, piece: int) -> loader.Defines:
     names = (("ELEMENT", dtype.name), ("OUTPUT", dtype.result))
-    return (*names, ("VECTOR", vector), ("PIECE", PIECE))
+    return (*names, ("VECTOR", vector), ("PIECE", piece))
 
 
 def bound(layout: CsrLayout, b, out) -> tuple[Any, Any]:
     """What multiplies such operands, and `b` as it takes it: as it is."""
-    if b.shape[1] > 1 and b.strides[1] != b.itemsize:
+    columns_lie_apart = b.shape[1] > 1 and b.strides[1] != b.itemsize
+    if columns_lie_apart or abs(b.strides[0]) // b.itemsize > MOST_APART:
         return ByRows(layout), b
     return layout.launch(b.shape[1], vector_of(b)), b
 
@@ -232,9 +256,9 @@ def product(layout: CsrLayout, b, out) -> None:
 
 
 COMPILE_CHECKS = [
-    (_defines(TABLE["bfloat16"], 8), "sm_90a", "FFMA"),
-    (_defines(TABLE["float16"], 1), "sm_80", "FFMA"),
-    (_defines(TABLE["float32"], 4), "sm_120", "FFMA"),
-    (_defines(TABLE["float64"], 2), "sm_90a", "DFMA"),
-    (_defines(TABLE["int8"], 8), "sm_90a", "IMAD"),
+    (_defines(TABLE["bfloat16"], 8, PIECE_ELSE), "sm_90a", "FFMA"),
+    (_defines(TABLE["float16"], 1, PIECE[1]), "sm_80", "FFMA"),
+    (_defines(TABLE["float32"], 4, PIECE_ELSE), "sm_120", "FFMA"),
+    (_defines(TABLE["float64"], 2, PIECE[4]), "sm_90a", "DFMA"),
+    (_defines(TABLE["int8"], 8, PIECE_ELSE), "sm_90a", "IMAD"),
 ]

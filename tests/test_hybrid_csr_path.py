@@ -49,12 +49,18 @@ def test_a_team_spans_the_columns_and_some_elements(n, vector, m, mean, want):
 
 
 def test_long_rows_are_cut_into_pieces():
-    lengths = np.array([3, hybrid_csr.PIECE + 1, 0, 300, 5 * hybrid_csr.PIECE, 256])
-    pieces, passed = hybrid_csr.cut(lengths, 256)
+    lengths = np.array([3, 1025, 0, 300, 5 * 1024, 256])
+    pieces, passed = hybrid_csr.cut(lengths, most=256, piece=1024)
     want = [(4, 0), (4, 1), (4, 2), (4, 3), (4, 4), (1, 0), (1, 1), (3, 0)]
     assert (pieces.tolist(), pieces.dtype, passed) == ([list(x) for x in want], np.int32, 7)
-    none, passed = hybrid_csr.cut(np.array([3, 4]), 256)
+    none, passed = hybrid_csr.cut(np.array([3, 4]), most=256, piece=1024)
     assert (none.shape, passed) == ((0, 2), 0)
+
+
+@pytest.mark.parametrize(("n", "vector", "want"), [(1, 1, 4096), (8, 8, 4096), (8, 4, 2048),
+                                                   (8, 2, 2048), (64, 8, 1024), (300, 4, 1024)])  # fmt: skip
+def test_the_more_columns_the_shorter_are_pieces(n, vector, want):
+    assert hybrid_csr.config(n, vector, 10**6, 20).piece == want
 
 
 @pytest.mark.gpu
@@ -80,7 +86,7 @@ def test_product_is_that_of_the_dense_matrix(rng, cupy, n, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 1024, 1025, 5000])
+@pytest.mark.parametrize("length", [0, 1, 64, 65, 1024, 1025, 2049, 4096, 4097])
 def test_rows_of_any_length_are_summed_exactly(rng, cupy, length, dtype):
     w = np.zeros((70, 6000), dtype)
     for row in (0, 33, 69):
@@ -97,7 +103,7 @@ def test_results_are_the_same_bits_every_time(rng, cupy):
     w = matrix(rng, (500, 4000), 0.95)
     w[::50] = rng.standard_normal(4000)
     h, b = s24.hybrid(cupy.asarray(w)), cupy.asarray(matrix(rng, (4000, 20), 0.0))
-    assert len(hybrid_csr.cut(np.count_nonzero(w, axis=1), 800)[0]) == 40
+    assert len(hybrid_csr.cut(np.count_nonzero(w, axis=1), most=900, piece=1024).pieces) == 40
     first = h.matmul(b, algorithm="csr").get()
     np.testing.assert_allclose(first, w @ b.get(), rtol=1e-4, atol=1e-3)
     for _ in range(20):
@@ -132,6 +138,19 @@ def test_nan_and_infinities_stay_in_their_rows(rng, cupy):
     assert np.isnan(got[3]).all()
     assert np.isinf(got[4]).all()
     assert np.isfinite(np.delete(got, [3, 4], axis=0)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_an_infinity_of_b_reaches_the_rows_that_have_an_element_there(rng, cupy, n, dtype):
+    w, b = np.abs(matrix(rng, (300, 200), 0.97, dtype)), np.abs(matrix(rng, (200, n), 0.0, dtype))
+    b[[0, 77]] = np.inf
+    got = s24.hybrid(cupy.asarray(w)).matmul(cupy.asarray(b), algorithm="csr").get()
+    touched = (w[:, [0, 77]] != 0).any(axis=1)
+    assert 0 < touched.sum() < 300
+    assert np.isposinf(got[touched]).all()
+    assert np.isfinite(got[~touched]).all()
 
 
 @pytest.mark.gpu

@@ -23,10 +23,10 @@ using Element = typename In::type;
 using Result = typename Out::type;
 using Sum = decltype(In::load(Element{}));
 
-constexpr int kThreads = 256, kWarp = 32, kAhead = 4;  // elements of a lane that are read at once
-constexpr int kPiece = PIECE;
-// Blocks of a multiprocessor, as many as leave enough registers.
-constexpr int kResident = VECTOR == 8 ? 3 : 4;
+constexpr int kThreads = 256, kWarp = 32, kPiece = PIECE;
+constexpr int kResident = 4;  // blocks of a multiprocessor
+// Elements that a lane reads at once: as many as leave enough registers.
+constexpr int kAhead = VECTOR * sizeof(Element) == 16 && sizeof(Element) <= 4 ? 5 : 4;
 constexpr int vector_bytes(int bytes) { return bytes < 16 ? bytes : 16; }
 struct alignas(vector_bytes(VECTOR * sizeof(Element))) Right { Element x[VECTOR]; };
 struct alignas(vector_bytes(VECTOR * sizeof(Result))) Stored { Result x[VECTOR]; };
@@ -47,7 +47,8 @@ struct Shared {
 };
 struct Dense {
     const Element* b;
-    Count n, row, column;
+    Count n, column;
+    int row;
 };
 struct Product {
     Result* to;
@@ -55,22 +56,59 @@ struct Product {
     int wide;  // whether a lane's columns of a row are one aligned vector
 };
 
-// Adds elements first, first + step, ... of a row, times the columns of b from `b` on.
-__device__ void multiply(Sums& sums, const Left& a, Count first, Count last, int step, const Element* b, Count b_row) {
-    for (Count at = first; at < last; at += kAhead * step) {
-        Sum value[kAhead];
-        Right line[kAhead] = {};
+// What a thread multiplies: elements first, first + step, ... of the `count` that are left of a row.
+struct Share {
+    Count first;
+    int row, count, step;
+};
+constexpr int kNoRow = -1;
+
+// The share of the thread that is number `turn` of the `step` of a row; nothing beyond the last row, and of long ones.
+__device__ Share of_row(const Left& a, Count row, int turn, int step) {
+    if (row >= a.m) return {0, kNoRow, 0, step};
+    const Count first = a.starts[row], count = a.starts[row + 1] - first;
+    if (count > a.most) return {0, kNoRow, 0, step};
+    return {first + turn, int(row), int(count) - turn, step};
+}
+
+__device__ Share of_piece(const Left& a, int2 piece, int turn, int step) {
+    const Count first = a.starts[piece.x] + Count(piece.y) * kPiece;
+    const int count = int(min(a.starts[piece.x + 1] - first, Count(kPiece)));
+    return {first + turn, piece.x, count - turn, step};
+}
+
+// Elements of a row, and their lines of b.  Loads behind the last element repeat the first: with a branch around each of
+// them the compiler waits for one after the other.
+struct Batch {
+    int column[kAhead];
+    Sum value[kAhead];
+    Right line[kAhead];
+};
+
+__device__ Batch read(const int* columns, const Element* values, int at, int count, int step, const Element* b,
+                      int b_row) {
+    Batch batch;
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            const Count e = at + i * step;
-            value[i] = Sum(0);
-            if (e >= last) continue;
-            value[i] = In::load(a.values[e]);
-            line[i] = *reinterpret_cast<const Right*>(b + a.columns[e] * b_row);
-        }
+    for (int i = 0; i < kAhead; ++i) {
+        const int e = at + i * step, there = e < count ? e : at;
+        batch.column[i] = columns[there];
+        batch.value[i] = In::load(values[there]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+        batch.line[i] = *reinterpret_cast<const Right*>(b + Count(batch.column[i]) * b_row);
+    return batch;
+}
+
+// Adds the thread's elements times the columns of b from `b` on.
+__device__ void multiply(Sums& sums, const Left& a, const Share& share, const Element* b, int b_row) {
+    const int count = share.count, step = share.step;
+    for (int at = 0; at < count; at += kAhead * step) {
+        const Batch batch = read(a.columns + share.first, a.values + share.first, at, count, step, b, b_row);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
-            for (int v = 0; v < VECTOR; ++v) sums.x[v] += value[i] * In::load(line[i].x[v]);
+            if (at + i * step < count)
+                for (int v = 0; v < VECTOR; ++v) sums.x[v] += batch.value[i] * In::load(batch.line[i].x[v]);
     }
 }
 
@@ -131,27 +169,20 @@ product(const Left a, const Dense right, const Product out, const Shared shared,
     const int teams = kThreads / (lanes * split), team = threadIdx.x / (lanes * split);
     const int lane = threadIdx.x % lanes, part = threadIdx.x / lanes % split;
     const Count group = blockIdx.x / chunks, column = (Count(blockIdx.x % chunks) * lanes + lane) * VECTOR;
-    const bool inside = column < right.n;
-    const Element* const b = right.b + column * right.column;
+    const bool inside = column < right.n, whole = group >= a.count;  // rows, not a piece of one
+    const int2 piece = whole ? int2{} : a.pieces[group];
+    const Share share = whole ? of_row(a, (group - a.count) * teams + team, part, split)
+                              : of_piece(a, piece, team * split + part, teams * split);
     Sums sums = {};
-
-    if (group >= a.count) {
-        const Count row = (group - a.count) * teams + team;
-        const Count first = row < a.m ? a.starts[row] : 0, last = row < a.m ? a.starts[row + 1] : 0;
-        const bool here = row < a.m && inside && last - first <= a.most;
-        if (here) multiply(sums, a, first + part, last, split, b, right.row);
-        add_split(sums, lanes, split);
-        if (here && part == 0) store(sums, out, row, column, right.n);
+    if (inside) multiply(sums, a, share, right.b + column * right.column, right.row);
+    add_split(sums, lanes, split);
+    if (whole) {
+        if (inside && part == 0 && share.row != kNoRow) store(sums, out, share.row, column, right.n);
         return;
     }
-    const int2 piece = a.pieces[group];
-    const Count row = piece.x, first = a.starts[row] + Count(piece.y) * kPiece;
-    const int count = int((a.starts[row + 1] - a.starts[row] + kPiece - 1) / kPiece);
-    const Count last = min(first + kPiece, a.starts[row + 1]);
-    if (inside) multiply(sums, a, first + team * split + part, last, teams * split, b, right.row);
-    add_split(sums, lanes, split);
     add_teams(sums, lanes, split);
     if (threadIdx.x >= kWarp) return;
+    const int count = int((a.starts[share.row + 1] - a.starts[share.row] + kPiece - 1) / kPiece);
     if (count > 1 && !add_pieces(sums, shared, group - piece.y, piece.y, count, lanes, chunks)) return;
-    if (threadIdx.x < lanes && inside) store(sums, out, row, column, right.n);
+    if (threadIdx.x < lanes && inside) store(sums, out, share.row, column, right.n);
 }
