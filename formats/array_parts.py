@@ -9,10 +9,9 @@ import numpy as np
 from sparse24 import _arrays, _excess, _storage
 from sparse24._errors import ArgumentError
 from sparse24._records import Compressed24, Operand24
-from sparse24.formats import hybrid_tiles
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
-from sparse24.formats.hybrid_parts import HybridParts
+from sparse24.formats.hybrid_parts import HybridParts, HybridRowsParts
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array
@@ -25,7 +24,9 @@ def parts_of(array: SparseArray, *, argument: str = "array") -> AnyParts:
     if isinstance(array, NMArray):
         return _parts_n_m(array)
     if isinstance(array, HybridArray):
-        return HybridParts(array.tiles.to_numpy(), array.n_hint)
+        stored = array.stored.to_numpy()
+        kind = HybridRowsParts if stored.is_listed else HybridParts
+        return kind(stored, array.n_hint)
     if not isinstance(array, Sparse24Array):
         raise ArgumentError(f"{argument} is a {type(array).__name__}, which no file holds")
     array.check()
@@ -65,8 +66,7 @@ def array_of(parts: AnyParts, device: str = "cpu") -> Any:
 
 def _array_on_cpu(parts: AnyParts) -> SparseArray:
     if isinstance(parts, HybridParts):
-        tiles = parts.tiles.map(np.array)
-        return HybridArray(tiles, hybrid_tiles.count_nonzero(tiles), parts.n_hint)
+        return HybridArray(parts.stored.map(np.array), parts.nnz, parts.n_hint)
     values, metadata = (np.array(x) for x in (parts.values, parts.metadata))
     if parts.layout == "places":
         return NMArray(values, metadata, parts.shape, parts.pattern, parts.dtype, parts.axis)

@@ -11,7 +11,8 @@ header, of which the first files lack ``"dense"`` and its own checksum::
      "dense": {NAME: {"shape": [...], "dtype": "float32", "crc32": ...}},
      "crc32": ...}
 
-A `HybridArray` has the layout ``"hybrid"`` and its eight arrays as parts.  In
+A `HybridArray` has the layout ``"hybrid"`` and the eight arrays of its tiles as parts, or
+``"hybrid_rows"`` and the three of its rows.  In
 safetensors the header is the metadata entry ``sparse24``, and types are the format's
 own.  In npz it is the member ``sparse24.json``, and types that NumPy does not know are
 raw bits.  Nothing is pickled; a target is replaced only by a whole file.

@@ -12,6 +12,7 @@ from sparse24._dtypes import DType
 from sparse24._errors import DTypeError
 from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
+from sparse24.formats.hybrid_rows import row_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,8 @@ def elementwise(h: Any, ufunc: np.ufunc, factor: Any, result: DType) -> Any:
             f"elements of {dtype.name} and the factor give {result.name}, which a hybrid matrix "
             "does not hold; convert one of them with .astype(...)"
         )
+    if h._tiles.source.is_listed:
+        return _of_listed(h, ufunc, factor, result)
     if result is dtype and (h.device == "cpu" or not np.ndim(factor)):
         in_tiles = _in_tiles(h, ufunc, factor)
         if in_tiles is not None:
@@ -69,6 +72,17 @@ def elementwise(h: Any, ufunc: np.ufunc, factor: Any, result: DType) -> Any:
     else:
         source = _elementwise.of_values(ufunc, h.toarray(), dtype, factor, result)
     return type(h).build(source, n_hint=h.n_hint, dtype=result)
+
+
+def _of_listed(h: Any, ufunc: np.ufunc, factor: Any, result: DType) -> Any:
+    """The result of a matrix of which the rows are stored: nothing becomes dense, nor a tile."""
+    stored = h.stored
+    if np.ndim(factor):
+        factor = _of_csr(factor, stored.csr.starts, stored.csr.columns)
+        factor = factor[None]
+    made = _elementwise.of_values(ufunc, stored.elements[0][None], h._dtype, factor, result)[0]
+    left = stored.with_values(made, result)
+    return type(h)(left, left.nnz, h.n_hint)
 
 
 def _in_tiles(h: Any, ufunc: np.ufunc, factor: Any) -> Any | None:
@@ -107,7 +121,7 @@ def _of_csr(factor: Any, starts: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """The factors of elements in CSR."""
     if isinstance(factor, SparseFactor):
         return factor.at(starts, columns)
-    return factor[np.repeat(np.arange(starts.size - 1), np.diff(starts)), columns]
+    return factor[row_numbers(starts, columns.size), columns]
 
 
 def _in_csr(h: Any, ufunc: np.ufunc, factor: Any, result: DType) -> Any:

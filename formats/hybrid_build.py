@@ -3,25 +3,25 @@
 Two passes over the source: the first counts the non-zeros of every tile, the cost model
 then chooses a kind for each, and the second pass writes.  A sparse matrix is read row by row
 of its non-zeros; dense rows, and those of a SciPy matrix that holds an element twice, are read
-a few bands of tiles at a time.
+a few bands of tiles at a time.  Of a sparse matrix with hardly any elements only the rows are kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from sparse24 import _arrays, _dtypes, _foreign
 from sparse24._errors import DTypeError, ShapeError
-from sparse24.formats import convert
+from sparse24.formats import convert, hybrid_rows
 from sparse24.formats import hybrid_tiles as ht
-
-if TYPE_CHECKING:
-    from sparse24.kernels.csr import CsrRows
+from sparse24.formats.hybrid_rows import ListedRows
+from sparse24.kernels.csr import CsrRows
 
 STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
 BAR_FROM = 1 << 28  # elements above which a progress bar is shown
@@ -63,8 +63,6 @@ class Source:
 
         Those of a SciPy matrix that holds an element twice are added up by its ``toarray``.
         """
-        from sparse24.kernels.csr import CsrRows
-
         matrix = self.matrix
         if not self.sparse:
             return None
@@ -115,25 +113,50 @@ class Source:
 Chooser = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def build(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
-    """Return the tiles, on the source's device, and the number of non-zeros.
+def build(source: Source, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
+    """Return what is to be stored, on the source's device, and the number of non-zeros.
 
     `choose` maps the tiles' counts of non-zeros and of 2:4 overflow to kinds.
     On the GPU this waits once, for the counts.
     """
+    rows = source.csr_rows()
+    if rows is not None and hybrid_rows.are_worth_listing(rows.bits.size, source.shape):
+        listed = hybrid_rows.listed(rows, source.shape, source.dtype)
+        return listed, listed.nnz
+    return _build_tiles(source, rows, choose)
+
+
+def tiles_of(listed: ListedRows, choose: Chooser) -> ht.Tiles:
+    """The tiles of a matrix of which only the rows are stored."""
+    starts, columns, bits = listed.csr
+    source = _Listed(listed.shape, listed.dtype, _arrays.namespace(bits))
+    return _build_tiles(source, CsrRows(starts, columns.view(np.int32), bits), choose)[0]
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What of a `Source` is asked where its rows are given."""
+
+    shape: tuple[int, int]
+    dtype: _dtypes.DType
+    xp: Any
+
+
+def _build_tiles(
+    source: Source | _Listed, rows: CsrRows | None, choose: Chooser
+) -> tuple[ht.Tiles, int]:
     try:
-        return _built(source, choose)
+        return _built(source, rows, choose)
     except MemoryError as error:
         tiles = math.prod(ht.grid_of(source.shape))
         error.add_note(
-            f"a hybrid matrix stores 21 bytes for each of its {tiles} tiles of 64x64, also for "
-            "empty ones; leave a matrix with hardly any elements in CSR"
+            f"tiles take {ht.TABLE_BYTES} bytes for each 64x64 elements, also where there are "
+            f"none, and these are {tiles}; leave a matrix with hardly any elements in CSR"
         )
         raise
 
 
-def _built(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
-    rows = source.csr_rows()
+def _built(source: Source | _Listed, rows: CsrRows | None, choose: Chooser) -> tuple[ht.Tiles, int]:
     nonzeros, overflow = _survey(source, rows)
     kinds = choose(nonzeros, overflow).astype(np.uint8)
     tiles = _allocate(source, kinds, nonzeros, overflow)
@@ -143,7 +166,7 @@ def _built(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
     return ht.replace(tiles, values=values, overflow_values=spill), int(nonzeros.sum())
 
 
-def _maker(source: Source, rows: CsrRows | None) -> Any:
+def _maker(source: Source | _Listed, rows: CsrRows | None) -> Any:
     """The module that surveys and fills tiles: of such rows, on the source's device."""
     if source.xp is not np:
         from sparse24.kernels import hybrid_fill
@@ -158,7 +181,7 @@ def _maker(source: Source, rows: CsrRows | None) -> Any:
     return cpu_hybrid_csr
 
 
-def _survey(source: Source, rows: CsrRows | None) -> tuple[np.ndarray, np.ndarray]:
+def _survey(source: Source | _Listed, rows: CsrRows | None) -> tuple[np.ndarray, np.ndarray]:
     grid = ht.grid_of(source.shape)
     maker = _maker(source, rows)
     nonzeros = source.xp.zeros(grid, np.int64)
@@ -173,7 +196,7 @@ def _survey(source: Source, rows: CsrRows | None) -> tuple[np.ndarray, np.ndarra
     return _arrays.to_numpy(nonzeros).ravel(), _arrays.to_numpy(overflow).ravel()
 
 
-def _allocate(source: Source, kinds, nonzeros, overflow) -> ht.Tiles:
+def _allocate(source: Source | _Listed, kinds, nonzeros, overflow) -> ht.Tiles:
     xp, storage = source.xp, source.dtype.storage
     starts = ht.starts_of(ht.values_of_kind(kinds, nonzeros))
     spill_starts = ht.starts_of(ht.overflow_of_kind(kinds, nonzeros, overflow))
@@ -187,7 +210,7 @@ def _allocate(source: Source, kinds, nonzeros, overflow) -> ht.Tiles:
     )  # fmt: skip
 
 
-def _fill(source: Source, rows: CsrRows | None, tiles: ht.Tiles) -> None:
+def _fill(source: Source | _Listed, rows: CsrRows | None, tiles: ht.Tiles) -> None:
     maker = _maker(source, rows)
     if rows is not None:
         maker.fill(rows, source.dtype, tiles)
@@ -196,8 +219,10 @@ def _fill(source: Source, rows: CsrRows | None, tiles: ht.Tiles) -> None:
         maker.fill(source.bits(first, last), source.dtype, tiles.rows(first, last))
 
 
-def decode(tiles: ht.Tiles):
-    """The dense matrix, on the device of the tiles."""
+def decode(tiles: ht.Tiles | ListedRows):
+    """The dense matrix, on the device of the tiles, or of the rows."""
+    if isinstance(tiles, ListedRows):
+        return tiles.toarray()
     xp = _arrays.namespace(tiles.kinds)
     out = xp.zeros(tiles.shape, tiles.dtype.storage)
     if out.size:

@@ -11,19 +11,23 @@ from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24.formats import convert, hybrid_build, indexing
 from sparse24.formats import hybrid_tiles as ht
+from sparse24.formats.hybrid_rows import ListedRows
+from sparse24.kernels.csr import CsrRows
+
+Stored = ht.Tiles | ListedRows
 
 DECODED = 1 << 20  # places that are made dense in the time that SciPy's indexing takes
 
 
 def part_of(h: Any, key: Any) -> Any:
     """``h[key]``: a hybrid matrix, or a dense array where it has one axis or none."""
-    tiles, key = _tiles_at(h.tiles, key)
-    by_csr = h.is_less_as_csr and math.prod(tiles.shape) > DECODED
+    stored, key = _stored_at(h.stored, key)
+    by_csr = h.is_less_as_csr and math.prod(stored.shape) > DECODED
     entries = _of_both_axes(key) if by_csr else None
     try:
         if entries is not None:
-            return _of_csr(h, tiles, entries)
-        part = hybrid_build.decode(tiles)[key]
+            return _of_csr(h, stored, entries)
+        part = hybrid_build.decode(stored)[key]
     except IndexError as error:
         raise indexing.out_of_range(error) from error
     if part.ndim > 2:
@@ -33,22 +37,24 @@ def part_of(h: Any, key: Any) -> Any:
     return part if part.ndim < 2 else type(h).build(part, n_hint=h.n_hint)
 
 
-def _tiles_at(tiles: ht.Tiles, key: Any) -> tuple[ht.Tiles, Any]:
-    """The tiles that hold the elements of a key of NumPy's, and the key for these alone.
+def _stored_at(stored: Stored, key: Any) -> tuple[Stored, Any]:
+    """The tiles or rows that hold the elements of a key of NumPy's, and the key for these alone.
 
-    All tiles along an axis, unless its entry is a number or a slice; all columns on a GPU.
+    All along an axis, unless its entry is a number or a slice; all columns of listed rows, and on
+    a GPU.
     """
     entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
     indexing.check_kinds(entries)
-    rows = _cut(entries[0], tiles.shape[0]) if entries else None
-    columns = _cut(entries[1], tiles.shape[1]) if len(entries) == 2 else None
+    rows = _cut(entries[0], stored.shape[0]) if entries else None
+    columns = _cut(entries[1], stored.shape[1]) if len(entries) == 2 else None
     if rows is not None:
         first, last, here = rows
-        tiles, entries = tiles.rows(first, last), (here, *entries[1:])
-    if columns is not None and isinstance(tiles.kinds, np.ndarray):
+        stored, entries = stored.rows(first, last), (here, *entries[1:])
+    in_tiles = isinstance(stored, ht.Tiles) and isinstance(stored.kinds, np.ndarray)
+    if columns is not None and in_tiles:
         first, last, here = columns
-        tiles, entries = tiles.columns(first, last), (entries[0], here)
-    return tiles, entries
+        stored, entries = stored.columns(first, last), (entries[0], here)
+    return stored, entries
 
 
 def _cut(entry: Any, size: int) -> tuple[int, int, Any] | None:
@@ -86,18 +92,27 @@ def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
     return entries if arrays in ([], [1]) else None
 
 
-def _of_csr(h: Any, tiles: ht.Tiles, entries: tuple[Any, Any]) -> Any:
-    """The same of the non-zeros in these tiles; SciPy moves their numbers, whatever they are."""
-    from scipy import sparse
-
+def _rows_of(stored: Stored) -> CsrRows:
+    """The non-zeros, on the CPU; of tiles at the lower edge those of rows to their ends."""
     from sparse24.kernels import cpu_hybrid_held
 
-    m, k = tiles.shape
-    whole = ht.replace(hybrid_build.as_bits(tiles), shape=(tiles.grid[0] * ht.TILE, k))
-    starts, columns, bits = cpu_hybrid_held.held(whole)  # of rows to the end of the last tile
+    if isinstance(stored, ListedRows):
+        return stored.csr
+    whole = (stored.grid[0] * ht.TILE, stored.shape[1])
+    return CsrRows(*cpu_hybrid_held.held(ht.replace(hybrid_build.as_bits(stored), shape=whole)))
+
+
+def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
+    """The same of the non-zeros in these tiles or rows; SciPy moves their numbers, whatever they
+    are.
+    """
+    from scipy import sparse
+
+    m, k = stored.shape
+    starts, columns, bits = _rows_of(stored)
     starts, columns = starts[: m + 1], columns[: starts[m]].astype(np.int64)
     numbers = sparse.csr_array((np.arange(columns.size), columns, starts), shape=(m, k))
-    rows, across = (_taken(x, n) for x, n in zip(entries, tiles.shape, strict=True))
+    rows, across = (_taken(x, n) for x, n in zip(entries, stored.shape, strict=True))
     found = numbers[rows, :][:, across].tocsr()
     values = bits[found.data].view(h.dtype)
     dropped = tuple(0 if _check.is_index(x) else indexing.ALL for x in entries)

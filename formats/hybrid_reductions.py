@@ -28,8 +28,7 @@ class Elements(Reductions):
 
 def _stored(h: Any) -> np.ndarray:
     """All stored elements, zeros among them, as numbers."""
-    tiles = h._tiles.source
-    return _numbers(np.concatenate([tiles.values, tiles.overflow_values]), h)
+    return _numbers(np.concatenate(h._tiles.source.elements), h)
 
 
 def _rows(h: Any) -> tuple[np.ndarray, np.ndarray]:

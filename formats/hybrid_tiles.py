@@ -30,6 +30,7 @@ from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, SCATTERED, TWO_FOUR
 TILE = 64
 ELEMENTS = TILE * TILE
 HALF = ELEMENTS // 2
+TABLE_BYTES = 21  # of a tile, also of an empty one: its kind, two starts and its slot
 ARRAYS = (
     "kinds", "starts", "values", "slots", "codes",
     "overflow_starts", "overflow_values", "overflow_places",
@@ -76,19 +77,40 @@ class Tiles:
     overflow_values: Any
     overflow_places: Any
 
+    is_listed = False  # but in tiles
+
     @property
     def source(self) -> Tiles:
-        """These tiles; of `TransposedTiles` those of the other matrix: what is stored by now."""
+        """These tiles; of `Transposed` what is stored of the other matrix."""
         return self
+
+    @property
+    def home(self) -> Any:
+        """An array on the device of all of them."""
+        return self.kinds
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Arrays of all stored elements, zeros among them."""
+        return self.values, self.overflow_values
 
     @property
     def grid(self) -> tuple[int, int]:
         """Tiles down and across."""
-        return -(-self.shape[0] // TILE), -(-self.shape[1] // TILE)
+        return grid_of(self.shape)
 
     @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in ARRAYS)
+
+    @property
+    def bytes_in_tiles(self) -> int:
+        """What tiles take: here all."""
+        return self.nbytes
+
+    def filled(self) -> int:
+        """Tiles that are not empty; of a GPU this waits."""
+        return int(np.count_nonzero(_arrays.to_numpy(self.kinds)))
 
     def rows(self, first: int, last: int) -> Tiles:
         """The tiles of rows [first, last), of which `first` begins a tile; shares the values."""
@@ -162,7 +184,7 @@ def overflow_of_kind(kinds: np.ndarray, nonzeros: np.ndarray, excess: np.ndarray
 def count_nonzero(tiles: Tiles) -> int:
     """The non-zeros of tiles of NumPy arrays."""
     zero = tiles.dtype.logical.type(0)
-    return sum(int((held != zero).sum()) for held in (tiles.values, tiles.overflow_values))
+    return sum(int((held != zero).sum()) for held in tiles.elements)
 
 
 def starts_of(counts: np.ndarray) -> np.ndarray:
@@ -173,10 +195,11 @@ def starts_of(counts: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class TransposedTiles:
-    """The tiles of a transposed matrix before they are built: those of the matrix itself."""
+class Transposed:
+    """A transposed matrix before it is built: what is stored of the matrix itself."""
 
-    source: Tiles
+    source: Any  # Tiles or ListedRows
+    is_listed = False  # by now
     nbytes = 0  # of its own
 
     @property
@@ -189,6 +212,6 @@ class TransposedTiles:
         return self.source.dtype
 
     @property
-    def kinds(self) -> Any:
-        """On the device where the tiles will be."""
-        return self.source.kinds
+    def home(self) -> Any:
+        """An array on the device of the matrix."""
+        return self.source.home

@@ -15,12 +15,13 @@ from sparse24 import _arrays, _check, _raw_files, _shards, _spec, _storage
 from sparse24._errors import ArgumentError, DTypeError, FormatError, PatternError
 from sparse24.formats.array_parts import AnyParts, array_of, parts_of
 from sparse24.formats.base import SparseArray
-from sparse24.formats.hybrid_parts import HYBRID, HybridParts
+from sparse24.formats.hybrid_parts import HYBRID, HYBRID_ROWS, HybridParts, HybridRowsParts
 from sparse24.formats.parts import Parts
 from sparse24.formats.windows import Windows24
 
 _KNOWN = frozenset({"version", "single", "arrays", "dense", "crc32"})  # what a header holds
 _SINGLE = "array"  # name of an array that was saved alone
+_KINDS: dict[Any, type[AnyParts]] = {HYBRID: HybridParts, HYBRID_ROWS: HybridRowsParts}
 
 
 def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -133,7 +134,8 @@ def read_parts(file: _raw_files.ArrayFile, name: str, entry: Any) -> AnyParts:
     where = f"{file.path}, array {name!r}"
     if not isinstance(entry, Mapping):
         raise FormatError(f"{where}: its description must be a JSON object, got {entry!r}")
-    kind: type[AnyParts] = HybridParts if entry.get("layout") == HYBRID else Parts
+    layout = entry.get("layout")
+    kind = _KINDS.get(layout, Parts) if isinstance(layout, str) else Parts
     pieces = {}
     for key in kind.PIECES:
         if f"{name}.{key}" not in file:

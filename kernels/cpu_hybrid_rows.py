@@ -34,14 +34,18 @@ _1, _2, _3, _4, _5, _6, _7, _SUMS = (np.uint64(x) for x in range(1, 9))
 class Rows:
     """The non-zeros of a matrix row by row, in the accumulator's type: what products read."""
 
-    def __init__(self, starts: np.ndarray, columns: np.ndarray, bits: np.ndarray, dtype: DType):
-        """As `cpu_hybrid_held.held` finds them."""
+    def __init__(
+        self, starts: np.ndarray, columns: np.ndarray, bits: np.ndarray, dtype: DType,
+        *, shared: bool = False,
+    ):  # fmt: skip
+        """As `cpu_hybrid_held.held` finds them; `shared` with the matrix, which counts them."""
         self.starts, self.columns = starts, columns
         self.values = bits.view(dtype.logical).astype(dtype.accumulator, copy=False)
+        own = (self.starts, self.columns, self.values)
+        self.nbytes = sum(x.nbytes for x in own if not (shared and self._is_given(x, bits)))
 
-    @property
-    def nbytes(self) -> int:
-        return self.starts.nbytes + self.columns.nbytes + self.values.nbytes
+    def _is_given(self, x: np.ndarray, bits: np.ndarray) -> bool:
+        return x is not self.values or np.shares_memory(x, bits)
 
 
 @njit

@@ -118,22 +118,28 @@ class CsrLayout:
         By the elements of a piece.
     most : int
         Elements of a row that is not long.
+    shared : bool
+        Whether the rows are those that the matrix stores, and counts as its bytes.
     """
 
-    def __init__(self, shape, dtype: DType, rows: CsrRows, cuts: dict[int, Cut], most: int):
+    def __init__(
+        self, shape, dtype: DType, rows: CsrRows, cuts: dict[int, Cut], most: int, *, shared: bool
+    ):
         self.shape, self.dtype, self.rows, self.cuts, self.most = shape, dtype, rows, cuts, most
+        self.shared = shared
         self._launches: dict[tuple, Ready] = {}
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in (*self.rows, *(cut.pieces for cut in self.cuts.values())))
+        pieces = sum(cut.pieces.nbytes for cut in self.cuts.values())
+        return pieces + (0 if self.shared else sum(x.nbytes for x in self.rows))
 
     def copy(self) -> CsrLayout:
         """The same layout elsewhere in memory."""
         rows = CsrRows(*(x.copy() for x in self.rows))
         cuts = {piece: Cut(cut.pieces.copy(), cut.passed) for piece, cut in self.cuts.items()}
         settle()
-        return CsrLayout(self.shape, self.dtype, rows, cuts, self.most)
+        return CsrLayout(self.shape, self.dtype, rows, cuts, self.most, shared=False)
 
     def launch(self, n: int, vector: int) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
@@ -212,8 +218,10 @@ def vector_of(b) -> int:
     return vector
 
 
-def prepare(rows: CsrRows, shape: tuple[int, int], dtype: DType) -> CsrLayout:
-    """Take over the rows of a matrix; waits for their lengths."""
+def prepare(
+    rows: CsrRows, shape: tuple[int, int], dtype: DType, *, shared: bool = False
+) -> CsrLayout:
+    """Take over the rows of a matrix, or share what it stores; waits for their lengths."""
     import cupy
 
     lengths = np.diff(rows.starts.get())
@@ -223,7 +231,7 @@ def prepare(rows: CsrRows, shape: tuple[int, int], dtype: DType) -> CsrLayout:
         pieces, passed = cut(lengths, most, piece)
         cuts[piece] = Cut(cupy.asarray(pieces), passed)
     settle()
-    return CsrLayout(shape, dtype, rows, cuts, most)
+    return CsrLayout(shape, dtype, rows, cuts, most, shared=shared)
 
 
 def cut(lengths: np.ndarray, most: int, piece: int) -> Cut:

@@ -10,7 +10,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
 
     The matrix is divided into 64x64 tiles; each is stored as empty, dense, 2:4 with a list of the
     elements that do not fit, a bitmap with its non-zeros, or non-zeros with their places, whichever
-    a cost model finds cheapest.
+    a cost model finds cheapest.  Of a sparse matrix with fewer than one non-zero among 1000
+    elements, such as a graph, only the rows of non-zeros are stored.
 
     Parameters
     ----------
@@ -38,15 +39,15 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     ArgumentError
         If `n_hint` is not a positive integer.
     UnsupportedError
-        If a matrix on a GPU has more than 4194240 rows, which is 65535 rows of tiles.
+        If a matrix that is stored in tiles on a GPU has more than 4194240 rows, which is 65535
+        rows of tiles.
 
     Notes
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads the non-zeros of
     a sparse matrix, and all m * k elements of a dense one, or of one of SciPy in which elements
-    occur twice, a few rows of tiles at a time.  It also counts in every tile, of which there are
-    m * k / 4096, and each takes 21 bytes, also an empty one: CSR is the better form of large,
-    nearly empty matrices, such as a graph of a million nodes, of which the tiles would take 5 GB.
+    occur twice, a few rows of tiles at a time.  Each of m * k / 4096 tiles takes 21 bytes, also an
+    empty one.  Where only rows are stored, they take the memory of CSR, and nothing is counted.
 
     On the GPU the first product of a kind temporarily makes the whole matrix dense, which must fit
     into memory, unless fewer than one element in 1000 is a non-zero.  On the CPU it does not if at

@@ -127,7 +127,7 @@ def test_no_tiles_are_built_to_tell_of_a_product_from_the_left(weight):
     told = s24.hybrid(weight.T.copy()).explain(8)
     want = told["candidates"]["cpu"]
     assert s24.explain(ones(8, M), h).chosen == told["choice"]
-    assert isinstance(h.T._tiles, ht.TransposedTiles)
+    assert isinstance(h.T._tiles, ht.Transposed)
     assert h.T.explain(8)["candidates"]["cpu"] == pytest.approx(want)
     assert hybrid_on_cpu.choose(h.T, 8) == told["choice"]
 

@@ -21,9 +21,12 @@ pytestmark = pytest.mark.stem("hybrid_fill")
 def tiles_of(w, dtype, kinds):
     source = hybrid_build.Source(w, dtype)
     turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
-    return hybrid_build.build(
-        source, lambda held, spill: np.where(held == 0, hybrid_kinds.EMPTY, turn)
-    )
+
+    def choose(held, spill):
+        return np.where(held == 0, hybrid_kinds.EMPTY, turn)
+
+    stored, nnz = hybrid_build.build(source, choose)
+    return hybrid_build.tiles_of(stored, choose) if stored.is_listed else stored, nnz
 
 
 def on_device(xp, m):

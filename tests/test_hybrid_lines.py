@@ -89,11 +89,11 @@ def test_the_shipped_lines_of_a_device_are_those_of_its_name_and_facts(monkeypat
 def times(lines, shape, zeros: float, n: int, **known) -> dict[str, float]:
     """Seconds of cuBLAS and the paths for many columns, for a float16 matrix."""
     h = SimpleNamespace(
-        tiles=SimpleNamespace(dtype=lookup("float16")), size=shape[0] * shape[1], shape=shape,
+        _dtype=lookup("float16"), size=shape[0] * shape[1], shape=shape,
         density=1 - zeros,
         prepared=lambda name, make: SimpleNamespace(value=known[name.replace(" ", "_")]),
     )  # fmt: skip
-    dense = hybrid_predict.dense_time(shape, h.tiles.dtype, n, lines, chip.H200, h.density)
+    dense = hybrid_predict.dense_time(shape, h._dtype, n, lines, chip.H200, h.density)
     return {"cublas": dense} | hybrid_predict._two_four_times(h, n, lines, chip.H200)
 
 

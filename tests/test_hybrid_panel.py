@@ -248,7 +248,7 @@ def predicted(dtype, shape, zeros, n):
     dtype = lookup(dtype)
     units = plan(lengths_of("iid", shape, zeros), dtype.itemsize)
     h = SimpleNamespace(
-        tiles=SimpleNamespace(dtype=dtype), shape=shape,
+        _dtype=dtype, shape=shape,
         prepared=lambda name, make: SimpleNamespace(value=units),
     )  # fmt: skip
     seconds = hybrid_predict._panel_time(h, n, lines, device).get("panel")

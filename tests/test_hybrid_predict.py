@@ -115,11 +115,11 @@ def planned(
         "strips work regrouped": SimpleNamespace(value=Work(np.full(32, anew // 32), anew, 256)),
     }
     h = SimpleNamespace(
-        tiles=SimpleNamespace(dtype=lookup("float16")), size=8192 * 8192, shape=(8192, 8192),
+        _dtype=lookup("float16"), size=8192 * 8192, shape=(8192, 8192),
         density=0.2, prepared=lambda name, make: known[name],
     )  # fmt: skip
     lines = hybrid_lines.H200_LINES
-    dense = hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines, H200, 0.2)
+    dense = hybrid_predict.dense_time(h.shape, h._dtype, 4096, lines, H200, 0.2)
     return {"cublas": dense} | hybrid_predict._two_four_times(h, 4096, lines, H200)
 
 
@@ -171,11 +171,11 @@ def scattered(base: bool) -> SimpleNamespace:
         "scatter units": SimpleNamespace(value=Units(sizes, base)),
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(np.full(8192, 820), 8192)),
         "gather units": SimpleNamespace(value=hybrid_gather_plan.plan(np.full(8192, 820), 2)),
-        "stored tiles": SimpleNamespace(value=16384.0),
+        "filled tiles": SimpleNamespace(value=16384.0),
         "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(np.full(8192, 820), 2)),
     }
     return SimpleNamespace(
-        tiles=SimpleNamespace(dtype=lookup("float16"), grid=(128, 128), nbytes=1e8),
+        _dtype=lookup("float16"), stored=SimpleNamespace(grid=(128, 128), bytes_in_tiles=1e8),
         size=8192 * 8192, shape=(8192, 8192), density=0.1, nnz=6.7e6, device="cuda:0",
         prepared=lambda name, make: known[name],
     )  # fmt: skip
@@ -262,11 +262,11 @@ def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
     known = {
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(lengths, 1024)),
         "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, itemsize)),
-        "stored tiles": SimpleNamespace(value=256.0),
+        "filled tiles": SimpleNamespace(value=256.0),
     }
     h = SimpleNamespace(
-        tiles=SimpleNamespace(dtype=lookup(dtype), grid=(16, 16), nbytes=1e6), size=1 << 20,
-        shape=(1024, 1024), density=0.05, nnz=51 << 10, device="cuda:0",
+        _dtype=lookup(dtype), stored=SimpleNamespace(grid=(16, 16), bytes_in_tiles=1e6),
+        size=1 << 20, shape=(1024, 1024), density=0.05, nnz=51 << 10, device="cuda:0",
         prepared=lambda name, make: known[name],
     )  # fmt: skip
     times = hybrid_predict.predictions(h, n)
@@ -286,12 +286,12 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
     known = {
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(lengths, size)),
         "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, 4)),
-        "stored tiles": SimpleNamespace(value=float(np.prod(tiles))),
+        "filled tiles": SimpleNamespace(value=float(np.prod(tiles))),
         "live columns": SimpleNamespace(places=np.arange(size)),
     }
     h = SimpleNamespace(
-        tiles=SimpleNamespace(dtype=lookup("float32"), grid=tiles, nbytes=1e6), size=size**2,
-        shape=(size, size), density=held / size, nnz=held * size, device="cuda:0",
+        _dtype=lookup("float32"), stored=SimpleNamespace(grid=tiles, bytes_in_tiles=1e6),
+        size=size**2, shape=(size, size), density=held / size, nnz=held * size, device="cuda:0",
         prepared=lambda name, make: known[name],
     )  # fmt: skip
     times = hybrid_predict.predictions(h, n)
@@ -310,7 +310,7 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
         "gather units": SimpleNamespace(value=hybrid_gather_plan.plan(np.full(4096, 410), 1)),
     }
     h = SimpleNamespace(
-        tiles=SimpleNamespace(dtype=lookup("float16")), size=4096 * 4096, shape=(4096, 4096),
+        _dtype=lookup("float16"), size=4096 * 4096, shape=(4096, 4096),
         density=0.1, nnz=1.6e6, prepared=lambda name, make: known[name],
     )  # fmt: skip
     lines = hybrid_lines.H200_LINES

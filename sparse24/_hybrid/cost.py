@@ -27,6 +27,9 @@ CODE_BYTES = 512  # of the bitmap, or the 2:4 codes, of a tile
 PLACE_BYTES = 2  # of an element that is stored with its place
 MARGIN = 1.10
 DEFAULT_N = 16  # columns assumed where the caller says nothing
+# Share of non-zeros below which a sparse matrix is stored by rows, not in tiles, and on a GPU the
+# path csr alone is considered, so that nothing becomes dense.
+NEARLY_EMPTY = 0.001
 
 
 @dataclass(frozen=True)

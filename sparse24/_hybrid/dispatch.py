@@ -118,7 +118,7 @@ def _bound_dense(h):
 def _multiply_tiles(h, b, out) -> None:
     from sparse24.kernels import hybrid_tiles
 
-    hybrid_tiles.product(h.tiles, b, out, h.tiles.dtype.result)
+    hybrid_tiles.product(h.tiles, b, out, h._dtype.result)
 
 
 def _multiply_two_four(h, b, out) -> None:
@@ -131,14 +131,14 @@ def _multiply_two_four(h, b, out) -> None:
 
 
 def _multiply_cublas(h, b, out) -> _Dense:
-    product = _Dense(h.tiles.dtype, h.prepared("dense", h.toarray), b.shape[1])
+    product = _Dense(h._dtype, h.prepared("dense", h.toarray), b.shape[1])
     product(b, out)
     return product
 
 
 def _multiply_compact(h, b, out) -> None:
     parts = layout(h, "compact")
-    _Dense(h.tiles.dtype, parts.dense, b.shape[1])(parts.gather(b), out)
+    _Dense(h._dtype, parts.dense, b.shape[1])(parts.gather(b), out)
 
 
 class _Dense:

@@ -27,30 +27,30 @@ def layout(h, name: str):
 def _stream_layout(h):
     from sparse24.kernels import hybrid_stream
 
-    return hybrid_stream.prepare(h.toarray(), h.tiles.dtype, h.density)
+    return hybrid_stream.prepare(h.toarray(), h._dtype, h.density)
 
 
 def _scatter_layout(h):
     from sparse24.kernels import hybrid_scatter
 
-    return hybrid_scatter.prepare(_bits(h), h.tiles.dtype)
+    return hybrid_scatter.prepare(_bits(h), h._dtype)
 
 
 def _bits(h):
-    return h.toarray().view(h.tiles.dtype.storage)
+    return h.toarray().view(h._dtype.storage)
 
 
 def _csr_layout(h):
     from sparse24.kernels import hybrid_csr
     from sparse24.kernels.csr import CsrRows
 
-    return hybrid_csr.prepare(CsrRows(*h.held()), h.shape, h._dtype)
+    return hybrid_csr.prepare(CsrRows(*h.held()), h.shape, h._dtype, shared=h._tiles.is_listed)
 
 
 def _layout_of_elements(kernel: str, h):
     """That of a path which reads non-zeros one by one."""
     module = importlib.import_module(f"sparse24.kernels.{kernel}")
-    return module.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
+    return module.prepare(_bits(h), h._dtype, h._xp)
 
 
 class _TwoFour:
@@ -60,7 +60,7 @@ class _TwoFour:
         from sparse24.kernels import compress, hybrid_overflow
 
         xp = _arrays.cupy_module()
-        dtype = h.tiles.dtype
+        dtype = h._dtype
         bits = _bits(h)
         m, k = h.shape
         held = xp.pad(bits != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
@@ -101,7 +101,7 @@ def _rewrite(path: str):
 def _strips_layout(path: str, h):
     from sparse24.kernels import hybrid_wgmma
 
-    return hybrid_wgmma.prepare(_bits(h), h.tiles.dtype, _rewrite(path))
+    return hybrid_wgmma.prepare(_bits(h), h._dtype, _rewrite(path))
 
 
 class _Known:
@@ -150,12 +150,7 @@ def scatter_units(h):
 @_kept
 def row_lengths(h) -> np.ndarray:
     """Non-zeros of every row, the longest first."""
-    from sparse24.kernels import hybrid_list
-
-    if _arrays.is_cupy(h.tiles.kinds):
-        starts = _arrays.to_numpy(hybrid_list.row_starts(h.tiles))
-        return -np.sort(-np.diff(starts))
-    return -np.sort(-np.count_nonzero(_bits(h), axis=1))
+    return -np.sort(-np.diff(_arrays.to_numpy(h.row_starts())))
 
 
 @_kept
@@ -189,14 +184,14 @@ def panel_units(h):
 
     if h.is_prepared("panel"):
         return layout(h, "panel").units
-    itemsize = h.tiles.dtype.itemsize
+    itemsize = h._dtype.itemsize
     return hybrid_panel_plan.plan(row_lengths(h), itemsize, multiprocessors())
 
 
 @_kept
 def excess(h) -> float:
     """Elements beyond two in a group of four."""
-    xp = _arrays.namespace(h.tiles.kinds)
+    xp = h._xp
     m, k = h.shape
     held = xp.pad(_bits(h) != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
     count = held.sum(axis=2, dtype=np.int8)
@@ -204,9 +199,9 @@ def excess(h) -> float:
 
 
 @_kept
-def stored_tiles(h) -> float:
-    """Tiles that are not empty, transposed or not."""
-    return float(np.count_nonzero(_arrays.to_numpy(h._tiles.kinds)))
+def filled_tiles(h) -> int:
+    """Tiles that are not empty, transposed or not; of listed rows as many as there may be."""
+    return h._tiles.source.filled()
 
 
 COMPACT_COLUMNS = 64  # cuBLAS takes several times as long where k is not a multiple of 8
@@ -216,7 +211,7 @@ class _Compact:
     """The dense matrix without its empty columns, then zeros to a multiple of COMPACT_COLUMNS."""
 
     def __init__(self, h):
-        xp, self.storage = _arrays.namespace(h.tiles.kinds), h.tiles.dtype.storage
+        xp, self.storage = h._xp, h._dtype.storage
         self.live = live_columns(h).places
         even = -(-len(self.live) // COMPACT_COLUMNS) * COMPACT_COLUMNS
         dense = xp.zeros((h.shape[0], even), self.storage)
@@ -240,7 +235,7 @@ class _Live:
     """Numbers of the columns that hold a non-zero."""
 
     def __init__(self, h):
-        xp = _arrays.namespace(h.tiles.kinds)
+        xp = h._xp
         self.places = xp.flatnonzero((_bits(h) != 0).any(axis=0))
         self.nbytes = self.places.nbytes
 
@@ -253,8 +248,7 @@ def live_columns(h) -> _Live:
 def _cpu_layout(h):
     from sparse24.kernels import cpu_hybrid_rows
 
-    starts, columns, bits = h.held()
-    return cpu_hybrid_rows.Rows(starts, columns, bits, h._dtype)
+    return cpu_hybrid_rows.Rows(*h.held(), h._dtype, shared=h._tiles.is_listed)
 
 
 def _masks_layout(h):

@@ -14,20 +14,19 @@ from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid.layouts import (
     MOST_BLOCKS,
     excess,
+    filled_tiles,
     gather_units,
     live_columns,
     panel_units,
     row_lengths,
     rows_plan,
     scatter_units,
-    stored_tiles,
     strips_work,
 )
 from sparse24._hybrid.lines import line_of
 from sparse24._hybrid.on_cpu import even_shares
 from sparse24.kernels.chip import Chip, chip
 
-NEARLY_EMPTY = 0.001  # density below which the path csr alone is considered
 MANY = 256  # columns from which a gather of the dense operand can pay
 SHORT_FROM = {False: 64, True: 256}  # columns beyond which all operands count, of small matrices
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
@@ -73,14 +72,14 @@ def predictions(h, n: int, copied: str | None = None) -> dict[str, float]:
         seconds, shares = _time_on_cpu(h, n), even_shares(h, n) if h.nnz else {}
         others = {path: seconds * even / h.density for path, even in shares.items()}
         return {"cpu": seconds} | others
-    dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
+    dtype, number = h._dtype, int(h.device.partition(":")[2])
     lines, device = hybrid_fit.lines(number), chip(number)
     dense = dense_time(h.shape, dtype, n, lines, device, h.density)
     times = {"tiles": _tile_time(h, n, lines) + 5e-6, "cublas": dense}
     if not h.size:
         return times
     times |= _csr_time(h, n, lines)
-    if h.density >= NEARLY_EMPTY:  # else csr wins, and nothing should become dense
+    if h.density >= hybrid_cost.NEARLY_EMPTY:  # else csr wins, and nothing should become dense
         times |= _of_fuller_matrices(h, n, lines, device)
     copied = copied_by(n) if copied is None else copied
     moved = 2 * h.shape[1] * n * dtype.itemsize
@@ -96,7 +95,7 @@ def _of_fuller_matrices(h, n: int, lines, device: Chip) -> dict[str, float]:
     times = _few_columns_times(h, n, lines, device) | _panel_time(h, n, lines, device)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines, device)
-    if h.tiles.dtype.itemsize == ITEMSIZE and n > STREAM_COLUMNS:
+    if h._dtype.itemsize == ITEMSIZE and n > STREAM_COLUMNS:
         times |= _two_four_times(h, n, lines, device)
     return times
 
@@ -105,7 +104,7 @@ def copying_paths(h, times: dict[str, float], n: int, copied: str) -> list[str]:
     """Which of the paths in `times` copy `b`, for the reason that `copied_by` gives."""
     found = ["csr"] if copied == COLUMNS and n > 1 and "csr" in times else []
     known = [path for path in times if path in COPYING] if copied else []
-    if not known or h.tiles.dtype.itemsize != ITEMSIZE:  # on the CPU tiles need not be there
+    if not known or h._dtype.itemsize != ITEMSIZE:  # on the CPU tiles need not be there
         return found
     without = {"scatter"} if _scatter_takes_any(n) else set()
     return found + [path for path in known if path not in without]
@@ -136,7 +135,7 @@ def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     )
     from sparse24.kernels import hybrid_gather_plan as gather_plan
 
-    dtype, k = h.tiles.dtype, h.shape[1]
+    dtype, k = h._dtype, h.shape[1]
     times = {}
     if hybrid_stream.refuses(dtype, n) is None and h.shape[0] <= MOST_BLOCKS * STREAM_ROWS:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
@@ -189,7 +188,7 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The path that multiplies a panel of `b` by the non-zeros alone."""
     from sparse24.kernels import hybrid_panel, hybrid_panel_plan
 
-    dtype, k = h.tiles.dtype, h.shape[1]
+    dtype, k = h._dtype, h.shape[1]
     if hybrid_panel.refuses(k, dtype, device.most_shared) is not None:
         return {}
     effort = hybrid_panel_plan.effort(panel_units(h), k, n, device, dtype.itemsize)
@@ -207,7 +206,7 @@ def _csr_time(h, n: int, lines) -> dict[str, float]:
 
     if h.shape[1] >= hybrid_csr.MOST_COLUMNS:
         return {}
-    effort = hybrid_csr.effort(h.shape, h.nnz, n, h.tiles.dtype)
+    effort = hybrid_csr.effort(h.shape, h.nnz, n, h._dtype)
     return {"csr": line_of(lines, "csr", n).seconds(*effort)}
 
 
@@ -215,7 +214,7 @@ def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The paths that multiply 2:4 matrices: what does not fit is added, or columns are moved."""
     from sparse24.kernels import hybrid_overflow, hybrid_wgmma
 
-    dtype = h.tiles.dtype
+    dtype = h._dtype
     columns = -(-n // hybrid_overflow.COLUMNS) * hybrid_overflow.COLUMNS
     rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
     rest = max(rest, OVERFLOW_STEP * _excess_of_longest_row(h))
@@ -249,7 +248,7 @@ def _compact_time(h, n: int, lines, device: Chip) -> dict[str, float]:
         return {}
     gather = line_of(lines, "copy", n).seconds(0, 2 * live * n * h.dtype.itemsize)
     shape, density = (h.shape[0], live), h.nnz / max(h.shape[0] * live, 1)
-    dense = dense_time(shape, h.tiles.dtype, n, lines, device, density)
+    dense = dense_time(shape, h._dtype, n, lines, device, density)
     return {"compact": dense + gather}
 
 
@@ -284,9 +283,9 @@ def _plain_time(work: int, k: int, nbytes: int, n: int, itemsize: int, lines) ->
 
 def _tile_time(h, n: int, lines) -> float:
     """Seconds tile by tile on the GPU: a block walks a band of tiles, 32 columns at a time."""
-    work = stored_tiles(h) * hybrid_cost.ELEMENTS * -(-n // 32) * 32
-    walk = h.tiles.grid[1] * TILE_SECONDS
-    return max(walk, line_of(lines, "tiles", n).seconds(work, h.tiles.nbytes))
+    work = filled_tiles(h) * hybrid_cost.ELEMENTS * -(-n // 32) * 32
+    walk = h.stored.grid[1] * TILE_SECONDS
+    return max(walk, line_of(lines, "tiles", n).seconds(work, h.stored.bytes_in_tiles))
 
 
 def _time_on_cpu(h, n: int) -> float:

@@ -12,9 +12,29 @@ from sparse24.kernels import hybrid_kinds
 
 def summary(h, n: int) -> str:
     """A few lines for people; see `HybridArray.summary`."""
-    dtype = h.tiles.dtype
-    rates = hybrid_cost.rates_for(dtype, h.device != "cpu")
-    low, high = hybrid_cost.bands(dtype, n, rates)
+    dtype = h._dtype
+    dense_bytes = h.size * dtype.itemsize
+    csr_bytes = h.nnz * (dtype.itemsize + 4) + 4 * (h.shape[0] + 1)
+    plan = explain(h, n)
+    return "\n".join(
+        [
+            repr(h)[1:-1],
+            *(_of_rows() if h.stored.is_listed else _of_tiles(h, n)),
+            f"memory  {h.nbytes:,} bytes; dense {dense_bytes:,}; CSR {csr_bytes:,}",
+            f"choice  {plan['choice']}: {plan['reason']}",
+        ]
+    )
+
+
+def _of_rows() -> list[str]:
+    least = round(1 / hybrid_cost.NEARLY_EMPTY)
+    return [f"rows    of non-zeros, not tiles: fewer than one element in {least} is a non-zero"]
+
+
+def _of_tiles(h, n: int) -> list[str]:
+    """Tiles by kind, and by band."""
+    rates = hybrid_cost.rates_for(h._dtype, h.device != "cpu")
+    low, high = hybrid_cost.bands(h._dtype, n, rates)
     density = tile_density(h)
     counts = np.bincount(h.kinds.ravel(), minlength=len(hybrid_kinds.NAMES))
     kinds = ", ".join(
@@ -25,18 +45,7 @@ def summary(h, n: int) -> str:
         f"{int(((density >= low) & (density <= high)).sum())} swing, "
         f"{int((density < low).sum())} sparse (below {low:.0%})"
     )
-    dense_bytes = h.size * dtype.itemsize
-    csr_bytes = h.nnz * (dtype.itemsize + 4) + 4 * (h.shape[0] + 1)
-    plan = explain(h, n)
-    return "\n".join(
-        [
-            repr(h)[1:-1],
-            f"tiles   {kinds}",
-            f"bands   {banded}, for n = {n} on {rates.name}",
-            f"memory  {h.nbytes:,} bytes; dense {dense_bytes:,}; CSR {csr_bytes:,}",
-            f"choice  {plan['choice']}: {plan['reason']}",
-        ]
-    )
+    return [f"tiles   {kinds}", f"bands   {banded}, for n = {n} on {rates.name}"]
 
 
 def tile_density(h) -> np.ndarray:

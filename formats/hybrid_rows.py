@@ -1,0 +1,174 @@
+"""A hybrid matrix with hardly any elements: its non-zeros row by row, and no tiles.
+
+Most tiles of such a matrix are empty, and would take more memory than its non-zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _dtypes
+from sparse24._errors import FormatError
+from sparse24._hybrid.cost import NEARLY_EMPTY, PLACE_BYTES
+from sparse24.formats.hybrid_tiles import TABLE_BYTES, grid_of
+from sparse24.kernels.csr import CsrRows
+
+MOST_COLUMNS = 1 << 31  # kernels on the GPU number them in 32 bits with a sign
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedRows:
+    """The non-zeros of a matrix row by row, all NumPy or all CuPy.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (m, k).
+    dtype : DType
+        Element type.
+    csr : CsrRows
+        Without zeros.  Columns are uint32 on the CPU, and int32 on a GPU.
+    """
+
+    shape: tuple[int, int]
+    dtype: _dtypes.DType
+    csr: CsrRows
+
+    is_listed = True
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles down and across, if they were built."""
+        return grid_of(self.shape)
+
+    @property
+    def source(self) -> ListedRows:
+        """Itself: what is stored by now, as of tiles."""
+        return self
+
+    @property
+    def home(self) -> Any:
+        """An array on the device of all of them."""
+        return self.csr.bits
+
+    @property
+    def nnz(self) -> int:
+        return int(self.csr.bits.size)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self.csr)
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Arrays of all stored elements."""
+        return (self.csr.bits.view(self.dtype.logical),)
+
+    @property
+    def bytes_in_tiles(self) -> int:
+        """What tiles would take, if they were built."""
+        return math.prod(self.grid) * TABLE_BYTES + self.nnz * (self.dtype.itemsize + PLACE_BYTES)
+
+    def filled(self) -> int:
+        """Tiles that would not be empty, at most."""
+        return min(self.nnz, math.prod(self.grid))
+
+    def map(self, function: Callable[[Any], Any]) -> ListedRows:
+        """The record with `function` applied to every array."""
+        return self._of(CsrRows(*(function(x) for x in self.csr)))
+
+    def to_numpy(self) -> ListedRows:
+        return self.map(_arrays.to_numpy)
+
+    def _of(self, csr: CsrRows) -> ListedRows:
+        return dataclasses.replace(self, csr=_with_columns_of_device(csr))
+
+    def with_values(self, values: Any, dtype: _dtypes.DType) -> ListedRows:
+        """The same places with other elements, but for those that are zero."""
+        csr = self.csr._replace(bits=values.view(dtype.storage))
+        return dataclasses.replace(self, dtype=dtype, csr=_without_zeros(csr, dtype))
+
+    def rows(self, first: int, last: int) -> ListedRows:
+        """The rows [first, last); shares the elements."""
+        starts = self.csr.starts[first : last + 1]
+        low, high = int(starts[0]), int(starts[-1])
+        csr = CsrRows(starts - low, self.csr.columns[low:high], self.csr.bits[low:high])
+        return dataclasses.replace(self, shape=(last - first, self.shape[1]), csr=csr)
+
+    def row_numbers(self) -> Any:
+        """The row of each element."""
+        return row_numbers(self.csr.starts, self.nnz)
+
+    def toarray(self) -> Any:
+        """The dense matrix, on the same device."""
+        xp = _arrays.namespace(self.home)
+        out = xp.zeros(self.shape, self.dtype.storage)
+        if self.nnz:
+            out[self.row_numbers(), self.csr.columns] = self.csr.bits
+        return out.view(self.dtype.logical)
+
+
+def row_numbers(starts: Any, count: int) -> Any:
+    """The row of each of `count` elements, from where the rows start; does not wait."""
+    xp = _arrays.namespace(starts)
+    if xp is np:
+        return np.repeat(np.arange(starts.size - 1), np.diff(starts))
+    return xp.searchsorted(starts, xp.arange(count), side="right") - 1
+
+
+def are_worth_listing(elements: int, shape: tuple[int, int]) -> bool:
+    """Whether a matrix of so many elements is kept by its rows, and not in tiles."""
+    return elements < NEARLY_EMPTY * math.prod(shape) and shape[1] < MOST_COLUMNS
+
+
+def listed(csr: CsrRows, shape: tuple[int, int], dtype: _dtypes.DType) -> ListedRows:
+    """The rows, copied, as arrays of the caller may change; zeros among them are left out."""
+    csr = CsrRows(*(x.copy() for x in csr))
+    csr = csr._replace(bits=csr.bits.view(dtype.storage))
+    return ListedRows(shape, dtype, _with_columns_of_device(_without_zeros(csr, dtype)))
+
+
+def _without_zeros(csr: CsrRows, dtype: _dtypes.DType) -> CsrRows:
+    """The non-zeros alone: neither 0.0 nor -0.0.  Of a GPU this waits."""
+    kept = _arrays.not_zero(csr.bits.view(dtype.logical), dtype)
+    if bool(kept.all()):
+        return csr
+    xp = _arrays.namespace(csr.bits)
+    before = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(kept, dtype=np.int64)])
+    return CsrRows(before[csr.starts], csr.columns[kept], csr.bits[kept])
+
+
+def _with_columns_of_device(csr: CsrRows) -> CsrRows:
+    """Columns in the type that the device's kernels read."""
+    wanted = np.int32 if _arrays.is_cupy(csr.columns) else np.uint32
+    columns = csr.columns
+    same_bits = columns.dtype.itemsize == np.dtype(wanted).itemsize
+    return csr._replace(columns=columns.view(wanted) if same_bits else columns.astype(wanted))
+
+
+def check(listed: ListedRows) -> None:
+    """Raise `FormatError` unless the NumPy arrays fit together, as kernels index with them."""
+    (m, k), (starts, columns, bits) = listed.shape, listed.csr
+    _require(k < MOST_COLUMNS, "the shape", f"have fewer than {MOST_COLUMNS} columns")
+    _require(starts.shape == (m + 1,) and starts[0] == 0, "starts", f"begin {m} rows, at 0")
+    _require(bool((np.diff(starts) >= 0).all()), "starts", "ascend")
+    _require(columns.shape == (starts[-1],), "columns", f"have {starts[-1]} entries")
+    _require(bits.shape == (starts[-1],), "values", f"have {starts[-1]} elements")
+    _require(bool((columns < k).all()), "columns", f"be below {k}")
+    places = listed.row_numbers() * k + columns.astype(np.int64)
+    _require(bool((np.diff(places) > 0).all()), "columns", "ascend in each row")
+    nonzero = _arrays.not_zero(bits.view(listed.dtype.logical), listed.dtype)
+    _require(bool(nonzero.all()), "values", "not be zero")
+
+
+def _require(condition: bool, name: str, rule: str) -> None:
+    if not condition:
+        raise FormatError(
+            f"{name} of the hybrid matrix must {rule}; the data are damaged, build them anew "
+            "with sparse24.hybrid"
+        )
