@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _check
+from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 from sparse24.formats import convert, hybrid_build, indexing
 from sparse24.formats import hybrid_tiles as ht
@@ -50,8 +50,7 @@ def _stored_at(stored: Stored, key: Any) -> tuple[Stored, Any]:
     if rows is not None:
         first, last, here = rows
         stored, entries = stored.rows(first, last), (here, *entries[1:])
-    in_tiles = isinstance(stored, ht.Tiles) and isinstance(stored.kinds, np.ndarray)
-    if columns is not None and in_tiles:
+    if columns is not None and isinstance(stored, ht.Tiles) and not _arrays.is_cupy(stored.kinds):
         first, last, here = columns
         stored, entries = stored.columns(first, last), (entries[0], here)
     return stored, entries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class HybridParts:
     stored: Any  # ht.Tiles, or ListedRows
     n_hint: int | None
 
-    PIECES = ht.ARRAYS
+    PIECES: ClassVar[tuple[str, ...]] = ht.ARRAYS
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from sparse24.formats import hybrid_build, hybrid_checks
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.hybrid_rows import ListedRows
+from sparse24.formats.hybrid_source import Source
 
 CSR_BELOW = 4  # elements for each non-zero, above which CSR takes less memory than the dense matrix
 
@@ -58,7 +59,7 @@ class HybridStored(SparseArray):
     @classmethod
     def build(cls, w, *, n_hint: int | None = None, dtype=None) -> Self:
         """Build from a dense, scipy or cupyx matrix; see `sparse24.hybrid`."""
-        source = hybrid_build.Source(w, dtype)
+        source = Source(w, dtype)
         choose = _chooser(source.dtype, source.xp is not np, n_hint)
         stored, nnz = hybrid_build.build(source, choose)
         return cls(stored, nnz, n_hint)
@@ -90,10 +91,10 @@ class HybridStored(SparseArray):
     @_devices.on_own_device
     def _in_tiles(self) -> ht.Tiles:
         """The tiles of a matrix of which only the rows are stored."""
-        rows = self.stored
-        on_gpu = _arrays.is_cupy(rows.home)
-        _refuse_tall(rows)
-        return hybrid_build.tiles_of(rows, _chooser(self._dtype, on_gpu, self._n_hint))
+        _refuse_tall(self.stored)
+        on_gpu = _arrays.is_cupy(self.stored.home)
+        choose = _chooser(self._dtype, on_gpu, self._n_hint)
+        return hybrid_build.tiles_of(cast(ListedRows, self.stored), choose)
 
     @property
     def stored(self) -> ht.Tiles | ListedRows:

@@ -13,7 +13,7 @@ from sparse24 import _dtypes, families
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid.predict import COLUMNS, ODD_ROWS
 from sparse24._to_hybrid import hybrid
-from sparse24.formats import hybrid_build
+from sparse24.formats import hybrid_build, hybrid_source
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
 from sparse24.kernels import _numba, hybrid_kinds
@@ -37,7 +37,7 @@ def lengths_of(family, shape, zeros):
 
 def with_kinds(w, kinds):
     """A hybrid matrix whose tiles have the kinds that are given, in turn."""
-    source = hybrid_build.Source(w)
+    source = hybrid_source.Source(w)
     turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
     tiles, nnz = hybrid_build.build(
         source, lambda held, spill: np.where(held == 0, hybrid_kinds.EMPTY, turn)

@@ -11,7 +11,7 @@ from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix
 
 import sparse24 as s24
 from sparse24 import _arrays
-from sparse24.formats import hybrid_build
+from sparse24.formats import hybrid_build, hybrid_source
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.kernels import hybrid_kinds
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.stem("hybrid_fill")
 
 
 def tiles_of(w, dtype, kinds):
-    source = hybrid_build.Source(w, dtype)
+    source = hybrid_source.Source(w, dtype)
     turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
 
     def choose(held, spill):
@@ -52,14 +52,14 @@ def assert_same_tiles(m, dtype, kinds=KINDS, xp=np):
 @pytest.fixture(autouse=True)
 def nothing_becomes_dense(request, monkeypatch):
     """Whoever asks a sparse source for dense rows fails, but for the tests of duplicates."""
-    bits = hybrid_build.Source.bits
+    bits = hybrid_source.Source.bits
 
     def of_dense(self, first, last):
         assert not self.sparse
         return bits(self, first, last)
 
     if "duplicates" not in request.node.name:
-        monkeypatch.setattr(hybrid_build.Source, "bits", of_dense)
+        monkeypatch.setattr(hybrid_source.Source, "bits", of_dense)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -248,7 +248,8 @@ def live_columns(h) -> _Live:
 def _cpu_layout(h):
     from sparse24.kernels import cpu_hybrid_rows
 
-    return cpu_hybrid_rows.Rows(*h.held(), h._dtype, shared=h._tiles.is_listed)
+    starts, columns, bits = h.held()
+    return cpu_hybrid_rows.Rows(starts, columns, bits, h._dtype, shared=h._tiles.is_listed)
 
 
 def _masks_layout(h):

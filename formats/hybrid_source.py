@@ -1,0 +1,100 @@
+"""What a hybrid matrix is built from: a matrix of any library that hands out its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from sparse24 import _arrays, _dtypes, _foreign
+from sparse24._errors import DTypeError, ShapeError
+from sparse24.formats import convert
+from sparse24.formats import hybrid_tiles as ht
+from sparse24.kernels.csr import CsrRows
+
+STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
+BAR_FROM = 1 << 28  # elements above which a progress bar is shown
+
+
+class Source:
+    """A matrix that hands out its rows; wraps NumPy, CuPy, scipy and cupyx matrices."""
+
+    def __init__(self, w: Any, dtype=None):
+        self.sparse = _arrays.is_sparse_matrix(w)
+        if not self.sparse:
+            w, _ = _foreign.take(w, argument="w")
+        if w.ndim != 2:
+            raise ShapeError(
+                f"w must be a matrix with two axes (m, k), got shape {tuple(w.shape)}; "
+                "build one hybrid matrix for each matrix of a stack"
+            )
+        given, argument = (w.dtype, "w.dtype") if dtype is None else (dtype, "dtype")
+        self.dtype = _dtypes.lookup(given, argument=argument, known=ht.DTYPES)
+        if self.dtype.name not in ht.DTYPES:
+            way_out = "convert it first, for example with .astype('float16')"
+            raise DTypeError(
+                f"{argument} must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
+                f"{self.dtype.name}; {way_out if dtype is None else 'name one of these'}"
+            )
+        _arrays.check_real(w, argument="w")
+        self.matrix = convert.checked(w, argument="w").tocsr() if self.sparse else w
+        self.shape = (int(w.shape[0]), int(w.shape[1]))
+        on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
+        if self.sparse:
+            self.matrix = convert.seen_anew(self.matrix)
+        self.xp = _arrays.cupy_module() if on_gpu else np
+        early = self.sparse and not on_gpu and self.dtype.name in ("float32", "float64")
+        if early and self.matrix.has_canonical_format:  # else SciPy adds up in its own type first
+            self.matrix = self.matrix.astype(self.dtype.logical, copy=False)  # not its zeros
+
+    def csr_rows(self) -> CsrRows | None:
+        """The non-zeros of a sparse matrix row by row, or None where there are no such rows.
+
+        Those of a SciPy matrix that holds an element twice are added up by its ``toarray``.
+        """
+        matrix = self.matrix
+        if not self.sparse:
+            return None
+        if not matrix.has_canonical_format:
+            matrix = self._in_order(matrix.copy())
+            if matrix is None:
+                return None
+        narrow = np.int32 if self.shape[1] <= np.iinfo(np.int32).max else np.int64
+        columns = matrix.indices.astype(narrow, copy=False)
+        bits = self._in_dtype(matrix.data).view(self.dtype.storage)
+        return CsrRows(matrix.indptr.astype(np.int64, copy=False), columns, bits)
+
+    def _in_order(self, matrix):
+        """The matrix with ascending columns; None for one of SciPy with an element twice."""
+        if self.xp is not np:
+            matrix.sum_duplicates()
+            return matrix
+        matrix.sort_indices()
+        return matrix if matrix.has_canonical_format else None
+
+    def bits(self, first: int, last: int):
+        """Rows [first, last) as unsigned integers, each row contiguous."""
+        rows = self.matrix[first:last]
+        if self.sparse:
+            rows = rows.toarray()
+        rows = self.xp.ascontiguousarray(self._in_dtype(rows))
+        return rows.view(self.dtype.storage)
+
+    def _in_dtype(self, rows):
+        """The rows in the matrix's type; int8 rounds to even and saturates, as in `compress`."""
+        from sparse24.kernels import reference
+
+        if self.xp is np and rows.dtype == np.float64 and self.dtype.name == "bfloat16":
+            return reference.to_dtype(rows, self.dtype.logical)  # rounds once
+        if self.dtype.name != "int8" or rows.dtype == self.dtype.logical:
+            return rows.astype(self.dtype.logical, copy=False)
+        wide = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
+        return reference.to_dtype(wide, self.dtype.logical)
+
+    def steps(self, task: str):
+        """(first row, last row) of a few bands at a time, with a bar on long builds."""
+        m, k = self.shape
+        rows = max(1, STEP_ELEMENTS // max(1, k * ht.TILE)) * ht.TILE
+        pieces = [(at, min(m, at + rows)) for at in range(0, m, rows)] if k else []
+        return tqdm(pieces, desc=f"sparse24.hybrid: {task}", disable=m * k < BAR_FROM, unit="step")
