@@ -24,6 +24,7 @@ LONG = 64  # elements, and this times the mean of all rows: a row of more of bot
 LONGER = 4
 PIECE = {1: 4096, 2: 2048, 4: 2048}  # elements, by lanes that are side by side
 PIECE_ELSE = 1024
+AHEAD = 4  # elements that a thread reads at once; where that leaves registers 5
 INDEX = 4  # bytes of a column
 SECTOR = 32  # bytes that are read at once
 EACH = {1: 8, 16: 32, 32: 32}  # elements of a row for each lane, at least, by lanes that share it
@@ -92,6 +93,18 @@ def effort(shape: tuple[int, int], nnz: int, n: int, dtype: DType) -> tuple[floa
     listed = nnz * (dtype.itemsize + INDEX) * -(-n // (WARP * min(vector, MOST_VECTOR)))
     read = nnz * -(-n * dtype.itemsize // SECTOR) * SECTOR
     return read, listed + n * (m * result + k * dtype.itemsize) + 8 * m
+
+
+def rounds(
+    shape: tuple[int, int], nnz: int, longest: int, n: int, dtype: DType
+) -> tuple[float, bool]:
+    """How often a thread waits for elements and then for `b`, in the longest row that is not cut.
+
+    And whether threads read all elements of a row, and so mostly from lines that are there.
+    """
+    mean = nnz / shape[0]
+    how = config(n, min(VECTOR_BYTES // dtype.itemsize, MOST_VECTOR), shape[0], mean)
+    return min(longest, max(LONG, LONGER * mean)) / (how.split * AHEAD), how.split == 1
 
 
 class Cut(NamedTuple):

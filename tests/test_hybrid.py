@@ -12,7 +12,7 @@ import sparse24 as s24
 from sparse24 import _arrays, _dtypes, families
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._to_hybrid import hybrid
-from sparse24.formats import hybrid_build
+from sparse24.formats import hybrid_build, hybrid_source
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
 from sparse24.kernels import cpu_hybrid, hybrid_kinds
@@ -99,9 +99,9 @@ def test_rows_of_a_part_end_where_it_ends(rng, kind):
     assert not out[5:].any()
 
 
-def test_a_nearly_empty_matrix_takes_little_more_than_csr(rng):
-    places = rng.integers(0, 4000, (2, 3000))
-    csr = scipy.sparse.csr_array((rng.random(3000, np.float32) + 1, places), (4000, 4000))
+def test_few_elements_of_a_tile_are_stored_with_their_places(rng):
+    places = rng.integers(0, 4000, (2, 30000))
+    csr = scipy.sparse.csr_array((rng.random(30000, np.float32) + 1, places), (4000, 4000))
     h = hybrid(csr)
     assert set(np.unique(h.kinds)) == {hybrid_kinds.EMPTY, hybrid_kinds.SCATTERED}
     of_tiles = h.kinds.size * (1 + 8 + 4 + 8) + 16  # kinds, starts, slots and overflow_starts
@@ -212,8 +212,8 @@ def test_scipy_matrices(rng):
 @pytest.mark.stem("hybrid_fill")
 def test_build_in_steps_with_a_bar(rng, xp, monkeypatch, capsys):
     w = matrix(rng, (300, 100))
-    monkeypatch.setattr(hybrid_build, "STEP_ELEMENTS", 6400)
-    monkeypatch.setattr(hybrid_build, "BAR_FROM", 0)
+    monkeypatch.setattr(hybrid_source, "STEP_ELEMENTS", 6400)
+    monkeypatch.setattr(hybrid_source, "BAR_FROM", 0)
     assert_same_bits(_arrays.to_numpy(hybrid(xp.asarray(w)).toarray()), w)
     assert "sparse24.hybrid: fill" in capsys.readouterr().err
 
@@ -388,5 +388,5 @@ def test_a_matrix_of_too_many_tiles_is_told_to_stay_in_csr():
     wide = scipy.sparse.csr_array(([1.0], ([3], [5])), shape=(64, 1 << 52))
     with pytest.raises(MemoryError) as told:
         hybrid(wide)
-    assert f"each of its {1 << 46} tiles" in told.value.__notes__[0]
+    assert f"these are {1 << 46}" in told.value.__notes__[0]
     assert "CSR" in told.value.__notes__[0]

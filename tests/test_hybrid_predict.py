@@ -169,6 +169,7 @@ def scattered(base: bool) -> SimpleNamespace:
     sizes = np.full((64, 128, 2), 1 if base else 6)
     known = {
         "scatter units": SimpleNamespace(value=Units(sizes, base)),
+        "row lengths": SimpleNamespace(value=np.full(8192, 820)),
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(np.full(8192, 820), 8192)),
         "gather units": SimpleNamespace(value=hybrid_gather_plan.plan(np.full(8192, 820), 2)),
         "filled tiles": SimpleNamespace(value=16384.0),
@@ -260,6 +261,7 @@ def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
     monkeypatch.setattr(hybrid_predict, "chip", lambda number: H200)
     lengths = np.full(1024, 51)
     known = {
+        "row lengths": SimpleNamespace(value=lengths),
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(lengths, 1024)),
         "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, itemsize)),
         "filled tiles": SimpleNamespace(value=256.0),
@@ -284,6 +286,7 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
     monkeypatch.setattr(hybrid_predict, "chip", lambda number: H200)
     lengths, tiles = np.full(size, held), (-(-size // 64),) * 2
     known = {
+        "row lengths": SimpleNamespace(value=lengths),
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(lengths, size)),
         "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, 4)),
         "filled tiles": SimpleNamespace(value=float(np.prod(tiles))),
@@ -305,6 +308,7 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
+        "row lengths": SimpleNamespace(value=np.full(4096, 410)),
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(np.full(4096, 410), 4096)),
         "scatter units": SimpleNamespace(value=Units(np.full((32, 64, 2), 3))),
         "gather units": SimpleNamespace(value=hybrid_gather_plan.plan(np.full(4096, 410), 1)),

@@ -51,6 +51,9 @@ COPYING = ("scatter", "slots", "regrouped", "panel")
 ITEMSIZE = 2  # bytes of their elements
 # Seconds by which paths take longer that copy parts of b to shared memory, where they have little
 # to multiply it by (docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"):
+# csr: each time that a thread waits for elements, which it shares with others or not, and then for
+# rows of b
+CSR_ROUND = {False: 7.5e-7, True: 3e-7}
 STAGED_BYTE = 1.8e-13  # rows: for each byte that a block copies
 PANEL_BYTE = 4.5e-16  # panel: for each row of the matrix, and byte of b
 PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # panel: for each row of b beyond so many
@@ -206,8 +209,12 @@ def _csr_time(h, n: int, lines) -> dict[str, float]:
 
     if h.shape[1] >= hybrid_csr.MOST_COLUMNS:
         return {}
-    effort = hybrid_csr.effort(h.shape, h.nnz, n, h._dtype)
-    return {"csr": line_of(lines, "csr", n).seconds(*effort)}
+    line = line_of(lines, "csr", n)
+    seconds = line.seconds(*hybrid_csr.effort(h.shape, h.nnz, n, h._dtype))
+    if h.density < hybrid_cost.NEARLY_EMPTY or not h.nnz:
+        return {"csr": seconds}
+    rounds, of_all = hybrid_csr.rounds(h.shape, h.nnz, int(row_lengths(h)[0]), n, h._dtype)
+    return {"csr": max(seconds, line.fixed + CSR_ROUND[of_all] * rounds)}
 
 
 def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
