@@ -128,7 +128,7 @@ def test_tiles_are_built_where_they_are_asked_for(rng, pair):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", ["tiles", "csr", "rows", "panel", "cublas"])
+@pytest.mark.parametrize("path", ["tiles", "csr", "cublas"])
 def test_every_path_takes_them(rng, cupy, path):
     m = graph(rng)
     h, b = s24.hybrid(on(cupy, m)), rng.integers(-4, 5, (900, 4)).astype(np.float32)
