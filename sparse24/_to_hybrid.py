@@ -52,8 +52,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     On the GPU the first product of a kind temporarily makes the whole matrix dense, which must fit
     into memory, unless fewer than one element in 1000 is a non-zero.  On the CPU it does not if at
     least three quarters of the elements are zeros, nor do `astype` and the transpose on either
-    device.  On the CPU a matrix that has been multiplied takes more memory than SciPy's CSR, which
-    is also faster with 2 to 8 columns if fewer than about one element in 200 is a non-zero.
+    device.  On the CPU a matrix that has been multiplied takes more memory than SciPy's CSR, unless
+    rows are stored.
 
     Deciding block by block, with a dense, a swing and a sparse band, is the idea of CROSS [1]_.
 

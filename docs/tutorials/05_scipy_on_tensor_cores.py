@@ -34,8 +34,7 @@ print(f"{weights.nnz / dense.size:.1%} non-zeros, 2:4: {s24.is_24(dense)}")
 # --------
 # Each tile is stored as empty, dense, 2:4 with a list of the elements that do not fit, a bitmap
 # with its non-zeros, or non-zeros with their places, whichever the cost model finds cheapest for
-# products with ``n_hint`` columns.  Empty tiles are stored, too, so a graph of a million nodes is
-# better left in CSR.
+# products with ``n_hint`` columns.
 
 H = s24.hybrid(weights, n_hint=256)
 print(H.summary())
@@ -87,9 +86,10 @@ print(f"largest singular value {leading[0]:.1f}")
 # %%
 # A graph
 # -------
-# Matrices with hardly any elements need no other call.  Here each node of a graph takes the mean of
-# its neighbours' features, as a graph network does in each layer; the matrix is never dense, on a
-# GPU neither.  :func:`sparse24.torch.matmul` is the same product with a gradient for the features.
+# Matrices with hardly any elements need no other call: of a sparse matrix with fewer than one
+# non-zero among 1000 elements the rows are stored, in the memory of CSR, and no tiles.  Here each
+# node of a graph takes the mean of its neighbours' features, as a graph network does in each layer;
+# the matrix is never dense, on a GPU neither.  :func:`sparse24.torch.matmul` is the same product with a gradient for the features.
 
 nodes, degree = 20_000, 8
 neighbours = np.random.default_rng(3).integers(0, nodes, (nodes, degree))
