@@ -207,6 +207,7 @@ def hybrids() -> None:
     each_path((150, 330), 0.8, (5, 28), "float32")
     each_path((150, 330), 0.8, (5, 28), "float64")
     each_path((40, 4500), 0.9, (8,), "float32")  # two panels
+    long_rows()
     regrouped = property(lambda work: work.rows == 256)
     few = mock.patch.multiple(
         hybrid_wgmma_plan, multiprocessors=lambda: 4, SHARING={False: 0, True: 0},
@@ -218,6 +219,20 @@ def hybrids() -> None:
             each_path((600, 1024), 0.97, (300,))
     with few:
         each_path((600, 1024), 0.8, (300,))  # tiles that blocks share
+
+
+def long_rows() -> None:
+    """A nearly empty matrix with a row that blocks share."""
+    import cupy as cp
+    from cupyx.scipy import sparse as cupyx_sparse
+
+    w = cp.zeros((3000, 6000), np.float32)
+    w[[5, 70], [3, 4000]] = 2
+    w[9] = 1
+    for dtype in ("float16", "float32", "float64"):
+        h = s24.hybrid(cupyx_sparse.csr_matrix(w), dtype=dtype)
+        for n in (1, 8, 64):
+            h.matmul(draw((6000, n), dtype), algorithm="csr")
 
 
 def flat_units() -> None:
