@@ -12,7 +12,7 @@ from sparse24._dtypes import DType
 from sparse24._errors import DTypeError
 from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.hybrid_rows import row_numbers
+from sparse24.formats.hybrid_listed import row_numbers
 
 
 @dataclasses.dataclass(frozen=True)

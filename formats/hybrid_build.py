@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _dtypes
-from sparse24.formats import hybrid_rows
+from sparse24.formats import hybrid_listed
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.hybrid_rows import ListedRows
+from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.formats.hybrid_source import Source
 from sparse24.kernels.csr import CsrRows
 
@@ -42,8 +42,8 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
     On the GPU this waits once, for the counts.
     """
     rows = source.csr_rows()
-    if rows is not None and hybrid_rows.are_worth_listing(rows.bits.size, source.shape):
-        listed = hybrid_rows.listed(rows, source.shape, source.dtype)
+    if rows is not None and hybrid_listed.are_worth_listing(rows.bits.size, source.shape):
+        listed = hybrid_listed.listed(rows, source.shape, source.dtype)
         return listed, listed.nnz
     form = Form(source.shape, source.dtype, source.xp)
     return _build_tiles(form, source if rows is None else rows, choose)

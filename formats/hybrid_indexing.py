@@ -11,7 +11,7 @@ from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 from sparse24.formats import convert, hybrid_build, indexing
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.hybrid_rows import ListedRows
+from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.kernels.csr import CsrRows
 
 Stored = ht.Tiles | ListedRows

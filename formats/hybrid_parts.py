@@ -10,9 +10,9 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import FormatError
-from sparse24.formats import hybrid_checks, hybrid_rows
+from sparse24.formats import hybrid_checks, hybrid_listed
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.hybrid_rows import ListedRows
+from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.formats.parts import is_sizes
 from sparse24.kernels.csr import CsrRows
 
@@ -135,5 +135,5 @@ class HybridRowsParts(HybridParts):
     ) -> ListedRows:
         bits = pieces["values"].view(dtype.storage)
         listed = ListedRows(shape, dtype, CsrRows(pieces["starts"], pieces["columns"], bits))
-        hybrid_rows.check(listed)
+        hybrid_listed.check(listed)
         return listed

@@ -14,7 +14,7 @@ from sparse24._hybrid.layouts import MOST_BLOCKS
 from sparse24.formats import hybrid_build, hybrid_checks
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
-from sparse24.formats.hybrid_rows import ListedRows
+from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.formats.hybrid_source import Source
 
 CSR_BELOW = 4  # elements for each non-zero, above which CSR takes less memory than the dense matrix

@@ -18,7 +18,7 @@ from sparse24._hybrid.cost import NEARLY_EMPTY, PLACE_BYTES
 from sparse24.formats.hybrid_tiles import TABLE_BYTES, grid_of
 from sparse24.kernels.csr import CsrRows
 
-MOST_COLUMNS = 1 << 31  # kernels on the GPU number them in 32 bits with a sign
+MOST_SIDE = 1 << 31  # kernels on the GPU number rows and columns in 32 bits with a sign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def row_numbers(starts: Any, count: int) -> Any:
 
 def are_worth_listing(elements: int, shape: tuple[int, int]) -> bool:
     """Whether a matrix of so many elements is kept by its rows, and not in tiles."""
-    return elements < NEARLY_EMPTY * math.prod(shape) and shape[1] < MOST_COLUMNS
+    return elements < NEARLY_EMPTY * math.prod(shape) and max(shape) < MOST_SIDE
 
 
 def listed(csr: CsrRows, shape: tuple[int, int], dtype: _dtypes.DType) -> ListedRows:
@@ -154,7 +154,7 @@ def _with_columns_of_device(csr: CsrRows) -> CsrRows:
 def check(listed: ListedRows) -> None:
     """Raise `FormatError` unless the NumPy arrays fit together, as kernels index with them."""
     (m, k), (starts, columns, bits) = listed.shape, listed.csr
-    _require(k < MOST_COLUMNS, "the shape", f"have fewer than {MOST_COLUMNS} columns")
+    _require(max(m, k) < MOST_SIDE, "the shape", f"have sides below {MOST_SIDE}")
     _require(starts.shape == (m + 1,) and starts[0] == 0, "starts", f"begin {m} rows, at 0")
     _require(bool((np.diff(starts) >= 0).all()), "starts", "ascend")
     _require(columns.shape == (starts[-1],), "columns", f"have {starts[-1]} entries")
