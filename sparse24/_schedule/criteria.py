@@ -12,7 +12,14 @@ from typing import Any
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
-from sparse24._schedule.arrays import check_part, namespace, uniform, without_overflow, working
+from sparse24._schedule.arrays import (
+    check_part,
+    copied,
+    namespace,
+    uniform,
+    without_overflow,
+    working,
+)
 
 Memory = dict[str, Any]
 
@@ -281,7 +288,8 @@ class Accumulated(Criterion):
         memory = self.inner.observe(memory, seen)
         scores = working(self.inner.score(memory, seen))
         past = memory.get("accumulated")
-        return {**memory, "accumulated": scores if past is None else past + scores}
+        # Scores may be an array of the caller's, such as a weight, which is written to later.
+        return {**memory, "accumulated": copied(scores) if past is None else past + scores}
 
     def score(self, memory, seen):
         return memory["accumulated"]
