@@ -177,10 +177,10 @@ def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
 def _straight(value: Tensor, weight: Tensor) -> Tensor:
     """`value`, whose gradient passes to `weight` unchanged.
 
-    The sum adds exact zeros.  Not an autograd.Function that returns its incoming gradient: within
-    ``torch.compile``, torch 2.11 loses that gradient.
+    The sum adds exact zeros, also where the weight is infinite.  Not an autograd.Function that
+    returns its incoming gradient: within ``torch.compile``, torch 2.11 loses that gradient.
     """
-    return value.detach() + (weight - weight.detach())
+    return value.detach() + (weight - weight.detach()).nan_to_num(0.0)
 
 
 class _Decayed(torch.autograd.Function):
