@@ -72,6 +72,10 @@ def linear(
     -----
     Does not wait for the device.
 
+    With ``"24dense"`` or ``"24sparse"`` and no `mask`, a group of the weight with a single non-zero
+    has a second place that receives a gradient, which is not always that of `sparse24.mask`, and
+    which a last group of fewer than four elements may lack.
+
     The size of `decay` is fixed: where gradients accumulate over micro-batches it counts once for
     each, where a weight is used twice it counts twice, and where the loss is scaled, as by
     `torch.amp.GradScaler`, it is divided by the scale and all but vanishes.  In these cases leave
