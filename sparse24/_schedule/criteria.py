@@ -215,7 +215,8 @@ class GivenScores(Criterion):
     Parameters
     ----------
     scores : mapping of str to array
-        For each layer an array of the shape of its weight; higher is better.
+        For each layer an array of the shape of its weight; higher is better.  Those of an
+        `AsyncScheduler`, whose thread reads them later, must not change.
 
     Examples
     --------
