@@ -39,8 +39,8 @@ def check_dense(layer) -> None:
         )
     if isinstance(layer.weight, PackedMatrix):
         raise ArgumentError(
-            "layer must have a dense weight, and this one is packed, a Sparse24Tensor; leave it as it "
-            "is, by None in the rules of sparsify, or give it weight.to_dense() first"
+            "layer must have a dense weight, and this one is packed, a Sparse24Tensor; leave it as "
+            "it is, by None in the rules of sparsify, or give it weight.to_dense() first"
         )
 
 
