@@ -31,6 +31,8 @@ def run(shapes: list[tuple[int, int, int]] | None, *, device: str, dtype: str | 
 def measure(shape: tuple[int, int, int], device: str, dtype: _dtypes.DType):
     """Seconds of the dense product, of ours, and the kernel's name."""
     m, k, n = shape
+    for pair in ((m, k), (k, n), (m, n)):
+        _demo.check_size(*pair)
     xp = np if device == "cpu" else _arrays.cupy_module()
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((m, k), np.float32).astype(dtype.logical)

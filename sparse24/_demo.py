@@ -178,6 +178,12 @@ def device_in_words(device: str) -> str:
     return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
 
 
+def check_size(*shape: int) -> None:
+    """Refuse an array of float32 whose bytes NumPy cannot count, as others too large for memory."""
+    if math.prod(shape) > sys.maxsize // np.dtype(np.float32).itemsize:
+        raise MemoryError(f"Unable to allocate an array with shape {shape}")
+
+
 def _finite(dense: np.ndarray, name: str) -> np.ndarray:
     """The matrix, if products with it can be compared with exact ones."""
     if not np.isfinite(dense).all():
@@ -203,6 +209,7 @@ def _measure(name, dense: np.ndarray, array: Any, energy: float, tokens: int, de
     """Multiply one layer, sparse and dense, check both against float64 and time both."""
     xp = np if device == "cpu" else _arrays.cupy_module()
     rng = np.random.default_rng(0)
+    check_size(dense.shape[1], tokens)
     x = rng.standard_normal((dense.shape[1], tokens), np.float32).astype(dense.dtype)
     pruned = array.toarray()
     exact = _arrays.to_numpy(pruned).astype(np.float64) @ x.astype(np.float64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sparse24 import _check, _devices, _foreign
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24 import _arrays, _check, _devices, _foreign
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._options import ACTIVATIONS, Call, Epilogue
 from sparse24._records import PLAIN, Fused
 
@@ -103,8 +103,7 @@ def _vector(name: str, x, m: int, n: int, xp, real):
         return (None, xp.full(n, x, real), 1.0) if name == "bias" else (None, None, x)
     x, _ = _foreign.take(x, argument=name)
     _devices.refuse_elsewhere(x, argument=name)
-    if x.dtype.kind in "cSUOmM":
-        raise DTypeError(f"{name} must hold real numbers, got {x.dtype}")
+    _arrays.check_real(x, argument=name)
     if x.size == 1 and x.ndim == 0:
         return _vector(name, xp.broadcast_to(xp.asarray(x), (n,)), m, n, xp, real)
     vector = xp.ascontiguousarray(xp.asarray(x).reshape(-1).astype(real, copy=False))

@@ -43,6 +43,19 @@ def test_too_little_memory_is_an_error_without_a_traceback(capsys, monkeypatch):
     assert run(capsys, "bench", code=1) == "error: Unable to allocate 37.3 GiB\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "--shape", f"{10**14},{10**14},1"],
+        ["bench", "--shape", f"1,{10**19},1"],
+        ["demo", "--tokens", f"{10**19}"],
+    ],
+)
+def test_sizes_whose_bytes_cannot_be_counted_are_one_too(words, checkpoint, capsys):
+    words = [*words, "--checkpoint", checkpoint] if words[0] == "demo" else words
+    assert "error: Unable to allocate an array" in run(capsys, *words, code=1)
+
+
 def test_a_reader_that_leaves_early_is_no_error(checkpoint):
     command = f"'{sys.executable}' -P -m sparse24 inspect '{checkpoint}' | true"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)

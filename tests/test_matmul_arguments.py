@@ -111,6 +111,7 @@ def test_what_is_no_epilogue_is_refused():
         (s24.ArgumentError, "out_scale must be a number", s24.Epilogue(out_scale=np.ones(4))),
         (s24.ArgumentError, "upper must be a number, got 'a'", s24.Epilogue(upper="a")),
         (s24.DTypeError, "bias must hold real", s24.Epilogue(bias=np.ones(4, complex))),
+        (s24.DTypeError, "bias must hold real", s24.Epilogue(bias=np.zeros(4, "V4"))),
         (s24.ArgumentError, "bounds of activation='relu', got lower=0 and upper=6 with activation="
          "None", s24.Epilogue(upper=6)),
         (s24.ArgumentError, "name relu", s24.Epilogue(lower=1, activation="gelu")),

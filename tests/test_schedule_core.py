@@ -153,6 +153,22 @@ def test_micro_batches_add_up(rng):
     np.testing.assert_array_equal(mask, want)
 
 
+@pytest.mark.parametrize("library", [np.asarray, "torch"])
+def test_scores_add_up_that_are_written_to_in_place(rng, library):
+    if library == "torch":
+        library = pytest.importorskip("torch").from_numpy
+    parts = [rng.normal(size=(8, 8)) for _ in range(3)]
+    scores = {"w": library(parts[0].copy())}
+    recipe = S.Recipe(S.OneShot(0.5), S.Accumulated(S.GivenScores(scores)))
+    scheduler = S.MaskScheduler(recipe)
+    for part in parts[:2]:
+        scores["w"][:] = library(part)
+        scheduler.observe(weights=scores)
+    scores["w"][:] = library(parts[2])
+    mask = scheduler.step(weights=scores)["w"]
+    np.testing.assert_array_equal(mask, S.Unstructured().mask(sum(parts), 0.5))
+
+
 def test_criteria_and_given_scores(rng):
     weights, grads = layers(rng, w=(4, 8)), layers(rng, w=(4, 8))
     given_scores = rng.normal(size=(4, 8))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -102,6 +104,20 @@ def test_dense_elements_and_parts_are_refused():
     with pytest.raises(s24.UnsupportedError, match=r"shape \(16, 32\) .* got one of shape \(8, 32"):
         packed.copy_(packed[:8])
     assert torch.equal(packed.to_dense(), dense)
+
+
+@pytest.mark.parametrize("view", [lambda a: a, lambda a: a.T, lambda a: a[4:12]])
+def test_nothing_is_copied_into_the_memory_of_an_array(view):
+    array = view(s24.random((16, 32), rng=0))
+    weight = torch.nn.Parameter(st.to_sparse_semi_structured(array), requires_grad=False)
+    other, before = weight.clone() * 2, array.toarray()
+    for shared in (weight, weight.detach(), weight.T.T):
+        with pytest.raises(s24.UnsupportedError, match=r"made of an array, .* into a \.clone\(\)"):
+            shared.copy_(other)
+    for own in (weight.clone(), copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        own.copy_(other)
+        assert torch.equal(own.to_dense(), other.to_dense())
+    np.testing.assert_array_equal(array.toarray(), before)
 
 
 def test_parts_that_compiled_code_gives_are_refused_too():

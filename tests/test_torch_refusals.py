@@ -84,6 +84,21 @@ def test_a_lazy_layer_is_called_once_before():
     assert st.SparseLinear.from_dense(layer)(x).shape == (2, 4)
 
 
+@pytest.mark.parametrize("options", [{}, {"soft": True}, {"sparse": "activation"}])
+def test_a_layer_with_a_packed_weight_stays_as_it_is(options):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)).requires_grad_(False)
+    packed = st.to_sparse_semi_structured(s24.prune(net[0].weight))
+    net[0].weight = torch.nn.Parameter(packed, requires_grad=False)
+    words = r"have a dense weight, .* by None in the rules .* weight\.to_dense\(\) first"
+    with pytest.raises(ArgumentError, match=words):
+        st.sparsify(net, {"*": options})
+    with pytest.raises(ArgumentError, match=words):
+        st.SparseExperts.from_dense([net[0]])
+    assert not st.sparse_layers(net)
+    st.sparsify(net, {"0": None, "*": options})
+    assert list(st.sparse_layers(net)) == ["1"]
+
+
 @pytest.mark.parametrize("wrong", ["no", 2, torch.ones(2, 2)])
 @pytest.mark.parametrize("option", ["transposable", "soft"])
 def test_flags_are_true_or_false(option, wrong):

@@ -1,4 +1,4 @@
-"""A scheduler's present masks, set before training begins."""
+"""A scheduler's present masks, set before training begins, and what masks leave of a weight."""
 
 from __future__ import annotations
 
@@ -62,3 +62,18 @@ def test_an_average_of_a_model_with_masks_has_them():
         assert torch.equal(average.module.get_submodule(name).mask, layer.mask)
     with torch.no_grad():
         torch.testing.assert_close(average(x), net(x))
+
+
+@pytest.mark.parametrize("kept", [2, 3])  # as a sparse product, and densely with the mask
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_pruned_elements_are_zeros_whatever_they_were(kept, gradient, bad):
+    layer = st.SparseLinear(4, 1, bias=False, gradient=gradient)
+    layer.set_mask(torch.arange(4)[None] < kept)
+    layer.weight.data = torch.tensor([[1.0, 2, 3, bad]])
+    x = torch.ones(1, 4)
+    y = layer(x)
+    y.sum().backward()
+    with torch.no_grad():
+        assert y.item() == layer(x).item() == kept * (kept + 1) / 2
+    assert layer.weight.grad[:, :kept].tolist() == x[:, :kept].tolist()

@@ -12,7 +12,14 @@ from typing import Any
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
-from sparse24._schedule.arrays import check_part, namespace, uniform, without_overflow, working
+from sparse24._schedule.arrays import (
+    check_part,
+    copied,
+    namespace,
+    uniform,
+    without_overflow,
+    working,
+)
 
 Memory = dict[str, Any]
 
@@ -208,7 +215,8 @@ class GivenScores(Criterion):
     Parameters
     ----------
     scores : mapping of str to array
-        For each layer an array of the shape of its weight; higher is better.
+        For each layer an array of the shape of its weight; higher is better.  Those of an
+        `AsyncScheduler`, whose thread reads them later, must not change.
 
     Examples
     --------
@@ -281,7 +289,8 @@ class Accumulated(Criterion):
         memory = self.inner.observe(memory, seen)
         scores = working(self.inner.score(memory, seen))
         past = memory.get("accumulated")
-        return {**memory, "accumulated": scores if past is None else past + scores}
+        # Scores may be an array of the caller's, such as a weight, which is written to later.
+        return {**memory, "accumulated": copied(scores) if past is None else past + scores}
 
     def score(self, memory, seen):
         return memory["accumulated"]

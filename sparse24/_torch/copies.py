@@ -38,10 +38,11 @@ def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
             "elements are not copied between a Sparse24Tensor and a dense one; pass assign=True to "
             "load_state_dict, or copy x.to_dense(), or to_sparse_semi_structured(x) of a dense x"
         )
-    if to.cut or to.ndim > 2:
+    if to.lent or to.ndim > 2:
         raise UnsupportedError(
-            "nothing is copied into a part or an expansion of a Sparse24Tensor, which has no "
-            "memory of its own to write; copy into the whole matrix"
+            "nothing is copied into a part or an expansion of a Sparse24Tensor, or into what was "
+            "made of an array, which have no memory of their own to write; copy into the whole "
+            "matrix, or into a .clone(), or pass assign=True to load_state_dict"
         )
     if to.shape != source.shape or not _axes(to) <= _axes(source):
         raise UnsupportedError(

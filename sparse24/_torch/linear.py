@@ -72,6 +72,10 @@ def linear(
     -----
     Does not wait for the device.
 
+    With ``"24dense"`` or ``"24sparse"`` and no `mask`, a group of the weight with a single non-zero
+    has a second place that receives a gradient, which is not always that of `sparse24.mask`, and
+    which a last group of fewer than four elements may lack.
+
     The size of `decay` is fixed: where gradients accumulate over micro-batches it counts once for
     each, where a weight is used twice it counts twice, and where the loss is scaled, as by
     `torch.amp.GradScaler`, it is divided by the scale and all but vanishes.  In these cases leave
@@ -177,10 +181,10 @@ def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
 def _straight(value: Tensor, weight: Tensor) -> Tensor:
     """`value`, whose gradient passes to `weight` unchanged.
 
-    The sum adds exact zeros.  Not an autograd.Function that returns its incoming gradient: within
-    ``torch.compile``, torch 2.11 loses that gradient.
+    The sum adds exact zeros, also where the weight is infinite.  Not an autograd.Function that
+    returns its incoming gradient: within ``torch.compile``, torch 2.11 loses that gradient.
     """
-    return value.detach() + (weight - weight.detach())
+    return value.detach() + (weight - weight.detach()).nan_to_num(0.0)
 
 
 class _Decayed(torch.autograd.Function):

@@ -24,8 +24,9 @@ class PackedMatrix(Tensor):
 
     Attributes
     ----------
-    cut : bool
-        True for rows or columns of another one, whose memory is in part their own.
+    lent : bool
+        True where its memory is that of others, too: of a matrix whose rows or columns it has, or
+        of an array.
     """
 
     @staticmethod
@@ -38,7 +39,7 @@ class PackedMatrix(Tensor):
     def __init__(self, parts, shape, *, turned: bool = False, requires_grad: bool = False):
         self.parts = list(parts)
         self.turned = turned
-        self.cut = False
+        self.lent = False
 
     @property
     def stored_shape(self) -> tuple[int, int]:
@@ -66,7 +67,7 @@ class PackedMatrix(Tensor):
 
     def _seen(self, shape, turned: bool, parts: list[Tensor] | None):
         view = type(self)(self.parts if parts is None else parts, shape, turned=turned)
-        view.cut = self.cut or parts is not None
+        view.lent = self.lent or parts is not None
         return view
 
 

@@ -84,7 +84,8 @@ def to_sparse_semi_structured(
     Parameters
     ----------
     original_tensor : Tensor or Sparse24Array, shape (m, k)
-        Of an array that is compressed already, such as one of a file, the memory is shared.
+        Of an array that is compressed already, such as one of a file, the memory is shared, and
+        nothing is copied into the tensor: for that pass its ``.clone()`` on.
     transposed : bool
         Taken for compatibility; must be False, as in torch.
 

@@ -37,6 +37,11 @@ def check_dense(layer) -> None:
         raise ArgumentError(
             "layer must have a weight, and a LazyLinear has none yet; call it once before"
         )
+    if isinstance(layer.weight, PackedMatrix):
+        raise ArgumentError(
+            "layer must have a dense weight, and this one is packed, a Sparse24Tensor; leave it as "
+            "it is, by None in the rules of sparsify, or give it weight.to_dense() first"
+        )
 
 
 def saved(layer) -> dict[str, Tensor]:

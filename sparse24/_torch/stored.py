@@ -28,7 +28,9 @@ def tensor_of(array: Sparse24Array) -> Sparse24Tensor:
         return tensor_of(array.T).t()
     array.check()
     with _foreign.stream_of(array.values):
-        return Sparse24Tensor(_parts(array), array.shape)
+        tensor = Sparse24Tensor(_parts(array), array.shape)
+    tensor.lent = True
+    return tensor
 
 
 def _parts(array: Sparse24Array) -> list[Tensor]:

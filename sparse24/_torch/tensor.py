@@ -64,7 +64,8 @@ class Sparse24Tensor(PackedMatrix):
     def to_array(self) -> Sparse24Array:
         """The matrix as an array of sparse24, to save or to multiply without torch.
 
-        Shares the memory of this tensor; has no gradient.
+        Shares the memory of this tensor, into which nothing may then be copied as long as the array
+        is in use; has no gradient.
         """
         if self.ndim != 2:
             raise ShapeError(
@@ -82,10 +83,10 @@ class Sparse24Tensor(PackedMatrix):
         return restored, (*saved(self), self.turned, self.requires_grad, parameter)
 
     def __deepcopy__(self, memo):
-        """Of a part, as its clone, a matrix of its own."""
+        """Of a part, or of one made of an array, a matrix of its own, as its clone."""
         new = super().__deepcopy__(memo)
-        if new.cut:
-            new.parts, new.cut = [part.clone() for part in new.parts], False
+        if new.lent:
+            new.parts, new.lent = [part.clone() for part in new.parts], False
         return new
 
     def __repr__(self, *, tensor_contents=None) -> str:
@@ -107,7 +108,7 @@ class Sparse24Tensor(PackedMatrix):
                 "by to_sparse_semi_structured, or make a new parameter"
             )
         Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        self.parts, self.turned, self.cut = list(other.parts), other.turned, other.cut
+        self.parts, self.turned, self.lent = list(other.parts), other.turned, other.lent
 
     def share_memory_(self) -> Sparse24Tensor:
         """Move the values and codes to shared memory, as for other processes."""
@@ -131,13 +132,13 @@ class Sparse24Tensor(PackedMatrix):
         names = [f"_part{i}" for i in range(len(self.parts))]
         for name, part in zip(names, self.parts, strict=True):
             setattr(self, name, part)
-        return names, (tuple(self.shape), self.turned, self.cut)
+        return names, (tuple(self.shape), self.turned, self.lent)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        shape, turned, cut = context
+        shape, turned, lent = context
         made = cls([inner[name] for name in sorted(inner)], shape, turned=turned)
-        made.cut = cut
+        made.lent = lent
         return made
 
     def _stable_hash_for_caching(self) -> str:
@@ -146,7 +147,7 @@ class Sparse24Tensor(PackedMatrix):
             (tuple(part.shape), part.stride(), part.storage_offset(), part.dtype, part.device)
             for part in self.parts
         ]
-        key = repr((tuple(self.shape), self.turned, self.requires_grad, parts))
+        key = repr((tuple(self.shape), self.turned, self.lent, self.requires_grad, parts))
         return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
     @classmethod
