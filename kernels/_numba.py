@@ -32,6 +32,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from sparse24._errors import UnsupportedError
 from sparse24._user_folder import user_folder
 from sparse24._version import __version__
+from sparse24.kernels._dispatcher import Dispatcher
 
 
 def cache_folder() -> Path:
@@ -131,7 +132,8 @@ def njit(function: Callable) -> Callable:
             "the CPU kernels of sparse24 exist as machine code only, and Numba was told not to "
             "compile; unset NUMBA_DISABLE_JIT"
         )
-    kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    options = {"nopython": True, "nogil": True, "error_model": "numpy"}
+    kernel = Dispatcher(function, targetoptions=options)
     try:
         kernel._cache = _Cache(function)
     except RuntimeError:  # no writable folder
