@@ -89,8 +89,8 @@ print(f"largest singular value {leading[0]:.1f}")
 # Matrices with hardly any elements need no other call: of a sparse matrix with fewer than one
 # non-zero among 1000 elements the rows are stored, in the memory of CSR, and no tiles.  Here each
 # node of a graph takes the mean of its neighbours' features, as a graph network does in each layer;
-# the matrix is never dense, on a GPU neither.  :func:`sparse24.torch.matmul` is the same product with
-# a gradient for the features.
+# the matrix is never dense, on a GPU neither.  :func:`sparse24.torch.matmul` is the same product
+# with a gradient for the features.
 
 nodes, degree = 20_000, 8
 neighbours = np.random.default_rng(3).integers(0, nodes, (nodes, degree))
