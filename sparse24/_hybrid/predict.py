@@ -51,15 +51,15 @@ COPYING = ("scatter", "slots", "regrouped", "panel")
 ITEMSIZE = 2  # bytes of their elements
 # Seconds by which paths take longer that copy parts of b to shared memory, where they have little
 # to multiply it by (docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"):
-# csr: each time that a thread waits for elements, which it shares with others or not, and then for
-# rows of b
-CSR_ROUND = {False: 7.5e-7, True: 3e-7}
 STAGED_BYTE = 1.8e-13  # rows: for each byte that a block copies
 PANEL_BYTE = 4.5e-16  # panel: for each row of the matrix, and byte of b
 PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # panel: for each row of b beyond so many
 GATHER_FREE, GATHER_BYTE = 16384, 1.75e-15  # gather: the same as panel's, if b has more rows,
 GATHER_STEP = 2e-11  # and for each byte of b
 GATHER_WIDE = 9.5e-14  # gather by more than 8 columns: for each byte of the dense matrix
+# csr: each time that a thread waits for elements and then for rows of b, by whether it reads all
+# elements of its row ("Nearly empty matrices: who waits for what").
+CSR_ROUND = {False: 7.5e-7, True: 3e-7}
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
