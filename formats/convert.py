@@ -95,13 +95,18 @@ def csr_of(starts, columns, values, shape, dtype=None):
     values = _stored(values, dtype, fits)
     kept = values != 0  # neither -0.0 nor what a narrower type rounds to zero
     if not kept.all():
-        xp = _arrays.namespace(values)
-        starts = xp.concatenate((starts[:1], xp.cumsum(kept)))[starts]
-        values, columns = values[kept], columns[kept]
+        starts, columns, values = kept_of(starts, columns, values, kept)
     index = sparse.get_index_dtype(maxval=max(values.size, *shape))
     csr = make((values, columns.astype(index), starts.astype(index)), shape=shape)
     csr.has_canonical_format = True
     return csr
+
+
+def kept_of(starts, columns, values, kept) -> tuple[Any, Any, Any]:
+    """Where rows start, and their elements, of those that are kept alone."""
+    xp = _arrays.namespace(values)
+    starts = xp.concatenate((starts[:1], xp.cumsum(kept)))[starts]
+    return starts, columns[kept], values[kept]
 
 
 def csr_of_24(values, metadata, shape, dtype=None):

@@ -144,6 +144,21 @@ def decode(tiles: ht.Tiles | ListedRows):
     return out.view(tiles.dtype.logical)
 
 
+def rows_on_cpu(stored: ht.Tiles | ListedRows) -> CsrRows:
+    """The non-zeros of NumPy arrays row by row; not to be written, they may be what is stored.
+
+    Tiles may be some rows of tiles, of which the last are not all of the matrix: `Tiles.rows`.
+    """
+    from sparse24.kernels import cpu_hybrid_held
+
+    if isinstance(stored, ListedRows):
+        return stored.csr
+    m, k = stored.shape
+    whole = ht.replace(as_bits(stored), shape=(stored.grid[0] * ht.TILE, k))
+    starts, columns, bits = cpu_hybrid_held.held(whole)
+    return CsrRows(starts[: m + 1], columns[: starts[m]], bits[: starts[m]])
+
+
 def _reader(xp) -> Any:
     """The module that decodes tiles on the device of `xp`."""
     if xp is np:

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from sparse24 import _spec
+from sparse24 import _arrays, _spec
 from sparse24._errors import FormatError
+from sparse24.formats.hybrid_listed import MOST_SIDE, ListedRows
 from sparse24.formats.hybrid_tiles import (
     ELEMENTS,
     HALF,
@@ -118,6 +119,21 @@ def _filled(tiles: Tiles, number: int) -> np.ndarray:
     filled = np.zeros((TILE, TILE), bool)
     filled[row, columns[row, group, slot]] = True
     return filled
+
+
+def check_rows(listed: ListedRows) -> None:
+    """Raise `FormatError` unless the NumPy arrays fit together, as kernels index with them."""
+    (m, k), (starts, columns, bits) = listed.shape, listed.csr
+    _require(max(m, k) < MOST_SIDE, "the shape", f"have sides below {MOST_SIDE}")
+    _require(starts.shape == (m + 1,) and starts[0] == 0, "starts", f"begin {m} rows, at 0")
+    _require(bool((np.diff(starts) >= 0).all()), "starts", "ascend")
+    _require(columns.shape == (starts[-1],), "columns", f"have {starts[-1]} entries")
+    _require(bits.shape == (starts[-1],), "values", f"have {starts[-1]} elements")
+    _require(bool((columns < k).all()), "columns", f"be below {k}")
+    places = listed.row_numbers() * k + columns.astype(np.int64)
+    _require(bool((np.diff(places) > 0).all()), "columns", "ascend in each row")
+    nonzero = _arrays.not_zero(bits.view(listed.dtype.logical), listed.dtype)
+    _require(bool(nonzero.all()), "values", "not be zero")
 
 
 def _require(condition, name: str, rule: str) -> None:

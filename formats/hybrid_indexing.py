@@ -12,7 +12,6 @@ from sparse24._errors import ArgumentError
 from sparse24.formats import convert, hybrid_build, indexing
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
-from sparse24.kernels.csr import CsrRows
 
 Stored = ht.Tiles | ListedRows
 
@@ -91,16 +90,6 @@ def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
     return entries if arrays in ([], [1]) else None
 
 
-def _rows_of(stored: Stored) -> CsrRows:
-    """The non-zeros, on the CPU; of tiles at the lower edge those of rows to their ends."""
-    from sparse24.kernels import cpu_hybrid_held
-
-    if isinstance(stored, ListedRows):
-        return stored.csr
-    whole = (stored.grid[0] * ht.TILE, stored.shape[1])
-    return CsrRows(*cpu_hybrid_held.held(ht.replace(hybrid_build.as_bits(stored), shape=whole)))
-
-
 def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
     """The same of the non-zeros in these tiles or rows; SciPy moves their numbers, whatever they
     are.
@@ -108,8 +97,8 @@ def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
     from scipy import sparse
 
     m, k = stored.shape
-    starts, columns, bits = _rows_of(stored)
-    starts, columns = starts[: m + 1], columns[: starts[m]].astype(np.int64)
+    starts, columns, bits = hybrid_build.rows_on_cpu(stored)
+    columns = columns.astype(np.int64)
     numbers = sparse.csr_array((np.arange(columns.size), columns, starts), shape=(m, k))
     rows, across = (_taken(x, n) for x, n in zip(entries, stored.shape, strict=True))
     found = numbers[rows, :][:, across].tocsr()

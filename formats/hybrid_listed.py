@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _dtypes
-from sparse24._errors import FormatError
 from sparse24._hybrid.cost import NEARLY_EMPTY, PLACE_BYTES
+from sparse24.formats import convert
 from sparse24.formats.hybrid_tiles import TABLE_BYTES, grid_of
 from sparse24.kernels.csr import CsrRows
 
@@ -80,13 +80,11 @@ class ListedRows:
 
     def map(self, function: Callable[[Any], Any]) -> ListedRows:
         """The record with `function` applied to every array."""
-        return self._of(CsrRows(*(function(x) for x in self.csr)))
+        csr = _with_columns_of_device(CsrRows(*(function(x) for x in self.csr)))
+        return dataclasses.replace(self, csr=csr)
 
     def to_numpy(self) -> ListedRows:
         return self.map(_arrays.to_numpy)
-
-    def _of(self, csr: CsrRows) -> ListedRows:
-        return dataclasses.replace(self, csr=_with_columns_of_device(csr))
 
     def with_values(self, values: Any, dtype: _dtypes.DType) -> ListedRows:
         """The same places with other elements, but for those that are zero."""
@@ -138,9 +136,7 @@ def _without_zeros(csr: CsrRows, dtype: _dtypes.DType) -> CsrRows:
     kept = _arrays.not_zero(csr.bits.view(dtype.logical), dtype)
     if bool(kept.all()):
         return csr
-    xp = _arrays.namespace(csr.bits)
-    before = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(kept, dtype=np.int64)])
-    return CsrRows(before[csr.starts], csr.columns[kept], csr.bits[kept])
+    return CsrRows(*convert.kept_of(*csr, kept))
 
 
 def _with_columns_of_device(csr: CsrRows) -> CsrRows:
@@ -149,26 +145,3 @@ def _with_columns_of_device(csr: CsrRows) -> CsrRows:
     columns = csr.columns
     same_bits = columns.dtype.itemsize == np.dtype(wanted).itemsize
     return csr._replace(columns=columns.view(wanted) if same_bits else columns.astype(wanted))
-
-
-def check(listed: ListedRows) -> None:
-    """Raise `FormatError` unless the NumPy arrays fit together, as kernels index with them."""
-    (m, k), (starts, columns, bits) = listed.shape, listed.csr
-    _require(max(m, k) < MOST_SIDE, "the shape", f"have sides below {MOST_SIDE}")
-    _require(starts.shape == (m + 1,) and starts[0] == 0, "starts", f"begin {m} rows, at 0")
-    _require(bool((np.diff(starts) >= 0).all()), "starts", "ascend")
-    _require(columns.shape == (starts[-1],), "columns", f"have {starts[-1]} entries")
-    _require(bits.shape == (starts[-1],), "values", f"have {starts[-1]} elements")
-    _require(bool((columns < k).all()), "columns", f"be below {k}")
-    places = listed.row_numbers() * k + columns.astype(np.int64)
-    _require(bool((np.diff(places) > 0).all()), "columns", "ascend in each row")
-    nonzero = _arrays.not_zero(bits.view(listed.dtype.logical), listed.dtype)
-    _require(bool(nonzero.all()), "values", "not be zero")
-
-
-def _require(condition: bool, name: str, rule: str) -> None:
-    if not condition:
-        raise FormatError(
-            f"{name} of the hybrid matrix must {rule}; the data are damaged, build them anew "
-            "with sparse24.hybrid"
-        )

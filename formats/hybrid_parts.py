@@ -10,7 +10,7 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import FormatError
-from sparse24.formats import hybrid_checks, hybrid_listed
+from sparse24.formats import hybrid_checks
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.formats.parts import is_sizes
@@ -135,5 +135,5 @@ class HybridRowsParts(HybridParts):
     ) -> ListedRows:
         bits = pieces["values"].view(dtype.storage)
         listed = ListedRows(shape, dtype, CsrRows(pieces["starts"], pieces["columns"], bits))
-        hybrid_listed.check(listed)
+        hybrid_checks.check_rows(listed)
         return listed

@@ -180,7 +180,7 @@ class HybridStored(SparseArray):
             return self._held_on_gpu()
         from sparse24.kernels import cpu_hybrid_held
 
-        rows = _rows_on_cpu(now.source)
+        rows = hybrid_build.rows_on_cpu(now.source)
         turn = isinstance(now, ht.Transposed)
         return cpu_hybrid_held.turned(*rows, self.shape[0]) if turn else rows
 
@@ -220,14 +220,6 @@ class HybridStored(SparseArray):
     def is_prepared(self, name: str) -> bool:
         """Whether `prepared` has already made the layout `name`."""
         return name in self._prepared
-
-
-def _rows_on_cpu(stored: ht.Tiles | ListedRows) -> tuple[Any, Any, Any]:
-    from sparse24.kernels import cpu_hybrid_held
-
-    if isinstance(stored, ListedRows):
-        return stored.csr
-    return cpu_hybrid_held.held(hybrid_build.as_bits(stored))
 
 
 def _chooser(dtype: _dtypes.DType, on_gpu: bool, n_hint: int | None) -> hybrid_build.Chooser:
