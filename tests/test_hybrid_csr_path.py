@@ -11,6 +11,8 @@ import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24.formats import hybrid_build
 from sparse24.kernels import hybrid_csr
+from sparse24.kernels import hybrid_csr_plan as plan
+from sparse24.kernels.csr import CsrRows
 
 pytestmark = pytest.mark.stem("hybrid_csr")
 
@@ -35,25 +37,29 @@ def laid_out(array, order, step):
     return wide[::step, ::step]
 
 
+MANY = 10**7  # elements that keep the GPU busy
+
+
 @pytest.mark.parametrize(
-    ("n", "vector", "m", "mean", "want"),
-    [(1, 1, 10**6, 1000, (1, 32)), (1, 1, 10**6, 5, (1, 1)), (8, 4, 10**6, 50, (2, 4)),
-     (64, 4, 10**6, 50, (16, 2)), (5, 1, 10**6, 3, (8, 1)), (512, 4, 10**6, 900, (32, 1)),
-     (12, 4, 10**6, 16, (4, 1)), (1, 1, 1000, 40, (1, 32)), (8, 4, 1000, 6, (2, 4))],
+    ("n", "vector", "nnz", "length", "want"),
+    [(1, 1, MANY, 2000, (1, 128)), (1, 1, MANY, 5, (1, 1)), (8, 4, MANY, 50, (2, 8)),
+     (64, 4, MANY, 100, (16, 2)), (5, 1, MANY, 3, (8, 1)), (512, 4, MANY, 900, (32, 4)),
+     (12, 4, MANY, 16, (4, 1)), (1, 1, 40_000, 40, (1, 32)), (8, 4, 6000, 6, (2, 4))],
 )  # fmt: skip
-def test_a_team_spans_the_columns_and_some_elements(n, vector, m, mean, want):
-    how = hybrid_csr.config(n, vector, m, mean)
-    assert (how.lanes, how.split) == want
+def test_a_team_spans_the_columns_and_some_elements(n, vector, nnz, length, want):
+    how = plan.config(n, vector, nnz)
+    split = how.split(length)
+    assert (how.lanes, split) == want
     assert how.chunks * how.lanes * how.vector >= n > (how.chunks - 1) * how.lanes * how.vector
-    assert how.teams * how.lanes * how.split == hybrid_csr.THREADS
+    assert how.teams(split) * how.lanes * split == plan.THREADS
 
 
 def test_long_rows_are_cut_into_pieces():
-    lengths = np.array([3, 1025, 0, 300, 5 * 1024, 256])
-    pieces, passed = hybrid_csr.cut(lengths, most=256, piece=1024)
+    lengths = np.array([3, 1025, 0, 1024, 5 * 1024, 1023])
+    pieces, passed = plan.cut(lengths, piece=1024)
     want = [(4, 0), (4, 1), (4, 2), (4, 3), (4, 4), (1, 0), (1, 1), (3, 0)]
     assert (pieces.tolist(), pieces.dtype, passed) == ([list(x) for x in want], np.int32, 7)
-    none, passed = hybrid_csr.cut(np.array([3, 4]), most=256, piece=1024)
+    none, passed = plan.cut(np.array([3, 4]), piece=1024)
     assert (none.shape, passed) == ((0, 2), 0)
 
 
@@ -62,7 +68,44 @@ def test_long_rows_are_cut_into_pieces():
     [(1, 1, 4096), (8, 8, 4096), (8, 4, 2048), (8, 2, 2048), (64, 8, 1024), (99, 4, 1024)],
 )
 def test_the_more_columns_the_shorter_are_pieces(n, vector, want):
-    assert hybrid_csr.config(n, vector, 10**6, 20).piece == want
+    assert plan.config(n, vector, MANY).piece == want
+
+
+@pytest.mark.parametrize("longest", [0, 3, 900, 1023, 1024, 70_000])
+@pytest.mark.parametrize(("n", "vector"), [(1, 1), (8, 4), (64, 8), (300, 4)])
+def test_every_row_is_in_one_range_or_cut_and_no_row_has_many_more_threads(rng, longest, n, vector):
+    lengths = rng.integers(0, 12, 3000)
+    lengths[rng.choice(3000, 40)] = rng.integers(0, longest + 1, 40)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    listed, how = plan.listing(starts), plan.config(n, vector, MANY)
+    table, blocks = plan.ranges(how, listed, 3000, lengths.mean())
+    assert len(table) <= hybrid_csr.MOST_RANGES
+    rows = listed.rows
+    np.testing.assert_array_equal(np.sort(rows["number"]), np.arange(3000))
+    np.testing.assert_array_equal(rows["count"], lengths[rows["number"]])
+    np.testing.assert_array_equal(rows["first"], starts[rows["number"]])
+    seen = [row for row, _ in plan.cut(lengths, how.piece).pieces.tolist()]
+    block = 0
+    for part in table:
+        assert part["block"] == block
+        held = rows[part["first"] : part["end"]]
+        block += -(-len(held) // how.teams(part["split"]))
+        assert part["split"] <= max(2 * held["count"].max() / how.each, 1)
+        seen.extend(held["number"])
+    assert block == blocks
+    assert sorted(set(seen)) == list(range(3000))
+    assert len(seen) - 3000 == len(plan.cut(lengths, how.piece).pieces) - np.sum(
+        lengths >= how.piece
+    )
+
+
+def test_rows_of_about_the_same_length_keep_their_order():
+    lengths = np.array([4, 7, 100, 0, 5, 127, 64, 6])
+    listed = plan.listing(np.concatenate([[0], np.cumsum(lengths)]))
+    assert listed.rows["number"].tolist() == [2, 5, 6, 0, 1, 4, 7, 3]
+    assert listed.shorter(64) == 3
+    assert not plan.uneven(longest=64, mean=3)
+    assert plan.uneven(longest=65, mean=16)
 
 
 @pytest.mark.gpu
@@ -88,7 +131,7 @@ def test_product_is_that_of_the_dense_matrix(rng, cupy, n, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("length", [0, 1, 64, 65, 1024, 1025, 2049, 4096, 4097])
+@pytest.mark.parametrize("length", [0, 1, 3, 64, 65, 200, 700, 1024, 1025, 2049, 4096, 4097])
 def test_rows_of_any_length_are_summed_exactly(rng, cupy, length, dtype):
     w = np.zeros((70, 6000), dtype)
     for row in (0, 33, 69):
@@ -101,11 +144,35 @@ def test_rows_of_any_length_are_summed_exactly(rng, cupy, length, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 64])
+@pytest.mark.parametrize("long", [0, 5000])
+@pytest.mark.parametrize("start", range(4))
+def test_nothing_beyond_the_elements_is_looked_up(rng, cupy, start, long, n):
+    """Rows are read as aligned fours, which hold more than the row."""
+    lengths = np.array([start, long, 0, 3, 0, 1, 0, 0])
+    columns = np.concatenate([np.sort(rng.choice(6000, x, replace=False)) for x in lengths])
+    wide = np.full(len(columns) + 64, 1 << 30, np.int32)
+    wide[: len(columns)] = columns
+    values = cupy.full(len(wide), np.nan, np.float32)
+    values[: len(columns)] = 1
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    there = slice(0, len(columns))
+    rows = CsrRows(cupy.asarray(starts), cupy.asarray(wide)[there], values[there].view(np.uint32))
+    dense = np.zeros((8, 6000), np.float32)
+    dense[np.repeat(np.arange(8), lengths), columns] = 1
+    b = (rng.random((6000, n)) < 0.1).astype(np.float32)
+    out = cupy.full((8, n), cupy.nan, np.float32)
+    layout = hybrid_csr.prepare(rows, (8, 6000), _dtypes.lookup("float32"))
+    hybrid_csr.product(layout, cupy.asarray(b), out)
+    np.testing.assert_array_equal(out.get(), dense @ b)
+
+
+@pytest.mark.gpu
 def test_results_are_the_same_bits_every_time(rng, cupy):
     w = matrix(rng, (500, 4000), 0.95)
     w[::50] = rng.standard_normal(4000)
     h, b = s24.hybrid(cupy.asarray(w)), cupy.asarray(matrix(rng, (4000, 20), 0.0))
-    assert len(hybrid_csr.cut(np.count_nonzero(w, axis=1), most=900, piece=1024).pieces) == 40
+    assert len(plan.cut(np.count_nonzero(w, axis=1), piece=1024).pieces) == 40
     first = h.matmul(b, algorithm="csr").get()
     np.testing.assert_allclose(first, w @ b.get(), rtol=1e-4, atol=1e-3)
     for _ in range(20):

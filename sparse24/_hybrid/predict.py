@@ -205,15 +205,15 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
 
 def _csr_time(h, n: int, lines) -> dict[str, float]:
     """The path of matrices with hardly any elements, which reads `b` for each of them."""
-    from sparse24.kernels import hybrid_csr
+    from sparse24.kernels import hybrid_csr, hybrid_csr_plan
 
-    if h.shape[1] >= hybrid_csr.MOST_COLUMNS:
+    if max(h.shape) >= hybrid_csr.MOST:
         return {}
     line = line_of(lines, "csr", n)
-    seconds = line.seconds(*hybrid_csr.effort(h.shape, h.nnz, n, h._dtype))
+    seconds = line.seconds(*hybrid_csr_plan.effort(h.shape, h.nnz, n, h._dtype))
     if h.density < hybrid_cost.NEARLY_EMPTY or not h.nnz:
         return {"csr": seconds}
-    rounds, of_all = hybrid_csr.rounds(h.shape, h.nnz, int(row_lengths(h)[0]), n, h._dtype)
+    rounds, of_all = hybrid_csr_plan.rounds(h.shape, h.nnz, int(row_lengths(h)[0]), n, h._dtype)
     return {"csr": max(seconds, line.fixed + CSR_ROUND[of_all] * rounds)}
 
 

@@ -200,7 +200,7 @@ def _of_panel(cupy, drawn, zeros: float, name: str, rng) -> Iterator[_Sample]:
 
 def _of_csr(cupy, drawn, zeros: float, name: str, rng) -> Iterator[_Sample]:
     """The path of hardly any non-zeros, of elements of one type."""
-    from sparse24.kernels import hybrid_csr
+    from sparse24.kernels import hybrid_csr, hybrid_csr_plan
 
     dtype, (m, k) = TABLE[name], drawn.shape
     held = rng.random(drawn.shape, dtype=cupy.float32) >= 1 - (1 - zeros) / FEWEST
@@ -210,7 +210,7 @@ def _of_csr(cupy, drawn, zeros: float, name: str, rng) -> Iterator[_Sample]:
     for n in COLUMN_CLASSES["csr"]:
         b = rng.standard_normal((k, n), dtype=cupy.float32).astype(dtype.logical)
         out = cupy.empty((m, n), dtype.logical)
-        effort = hybrid_csr.effort(drawn.shape, rows.bits.size, n, dtype)
+        effort = hybrid_csr_plan.effort(drawn.shape, rows.bits.size, n, dtype)
         call = functools.partial(hybrid_csr.product, layout, b, out)
         yield _Sample(class_of("csr", n), effort, [call])
 
