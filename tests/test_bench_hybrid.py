@@ -45,6 +45,9 @@ def test_every_recorded_case_is_planned_once(bench):
     matrices = bench.hybrid_matrices
     planned = [name for dtype in matrices.DTYPES for name in names(matrices.plan(dtype), dtype)]
     assert len(set(planned)) == len(planned)
+    assert {x.family for dtype in matrices.DTYPES for x in matrices.plan(dtype)} == {
+        *matrices.FAMILIES
+    } - {"minilm"}
     for file in (RECORDS / "hybrid.json", RECORDS / "h100" / "hybrid.json"):
         recorded = {case["name"] for case in json.loads(file.read_text())["cases"]}
         assert {name for name in recorded if not name.startswith("minilm")} <= {*planned}
@@ -53,10 +56,12 @@ def test_every_recorded_case_is_planned_once(bench):
 def test_the_parts_of_a_selection_are_all_of_it(bench):
     matrices = bench.hybrid_matrices
     planned = matrices.plan("float16")
-    few = matrices.selected(planned, (), (1, 64), (1, 1))
+    few = matrices.selected(planned, matrices.FAMILIES, (1, 64), (1, 1))
     assert {n for matrix in few for n in matrix.columns} == {1, 2, 4, 8, 16, 32, 64}
     assert len(few) < len(planned), "a matrix without columns is left out"
-    parts = [x for i in (1, 2, 3) for x in matrices.selected(planned, (), (1, 64), (i, 3))]
+    parts = [
+        x for i in (1, 2, 3) for x in matrices.selected(planned, matrices.FAMILIES, (1, 64), (i, 3))
+    ]
     assert sorted(parts) == sorted(few)
     stencils = matrices.selected(planned, ("stencil",), (1, 8), (1, 1))
     assert [(matrix.family, matrix.columns) for matrix in stencils] == [("stencil", (1, 8))]

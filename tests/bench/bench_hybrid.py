@@ -26,7 +26,7 @@ import numpy as np
 import rivals_cusparse
 import torch
 from harness import Contender, case, copies, race, to_torch, write_suite
-from hybrid_matrices import DTYPES, ZEROS, drawn, minilm, plan, selected
+from hybrid_matrices import DTYPES, FAMILIES, ZEROS, drawn, minilm, plan, selected
 from rivals_cusparse import Csr
 
 from sparse24._hybrid import fit as hybrid_fit
@@ -74,7 +74,8 @@ class Checked:
         if isinstance(w, cp.ndarray):
             left = w[self.rows]
         else:
-            self.rows, left = w.longest(CHECKED_ROWS)
+            rows, left = w.longest(CHECKED_ROWS)
+            self.rows = cp.asarray(rows)
         self.left = left.astype(cp.float64)
 
     def error(self, out, b) -> float:
@@ -228,7 +229,7 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path)
     parser.add_argument("--fit", action="store_true", help="fit the cost model first")
     parser.add_argument("--only", choices=DTYPES)
-    parser.add_argument("--families", nargs="+", default=(), help="such as iid stencil")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--columns", nargs=2, type=int, default=EVERY_COLUMNS, help="from, to")
     parser.add_argument("--part", nargs=2, type=int, default=WHOLE,
                         help="2 3 for the second of three parts of what is left")  # fmt: skip
@@ -244,7 +245,7 @@ def main() -> None:
         for family, w, zeros, columns in drawn(asked, dtype):
             rows += measure(family, w, zeros, columns)
             write_suite("hybrid", rows, stems=STEMS, out=options.out)
-    for zeros in ZEROS if options.minilm else ():
+    for zeros in ZEROS if options.minilm and "minilm" in options.families else ():
         for name, w in minilm(options.minilm, zeros):
             rows += measure(f"minilm {name}", w, zeros, (1, 8, 64, 512))
             write_suite("hybrid", rows, stems=STEMS, out=options.out)

@@ -18,6 +18,7 @@ from rivals_cusparse import Csr
 
 from sparse24 import families
 
+FAMILIES = (*families.FAMILIES, "small", *graphs.FAMILIES, "minilm")
 DTYPES = ("float32", "float16", "float64")
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 SMALL = ((768, 768), (768, 3072), (1024, 1024), (1024, 4096), (2048, 2048), (3072, 768))
@@ -114,7 +115,7 @@ def selected(
     columns: tuple[int, int],
     part: tuple[int, int],
 ) -> list[Planned]:
-    """Those of some families, all if none is named, by columns in a range; of these a part.
+    """Those of some families, by columns in a range; of these a part.
 
     `part` is (number, parts), the first is 1.
     """
@@ -123,7 +124,7 @@ def selected(
     within = [
         matrix._replace(columns=tuple(n for n in matrix.columns if low <= n <= high))
         for matrix in planned
-        if not names or matrix.family in names
+        if matrix.family in names
     ]
     return [matrix for matrix in within if matrix.columns][number - 1 :: parts]
 
