@@ -27,6 +27,7 @@ RIVALS = {
 STALE = " †"  # beside figures of kernels that have changed since
 SIXTEEN = ("float16", "bfloat16")
 EIGHT = ("float8_e4m3fn", "int8")
+GRAPHS = ("graph_lognormal", "graph_power_law", "stencil")  # families of nearly empty matrices
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,15 @@ def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], 
 
 
 def _of_type(dtype: str, least: float, most: float = 0.99) -> Callable[[Case], bool]:
-    """Unstructured matrices that are not small, by their share of zeros."""
-    return lambda c: c["dtype"] == dtype and c["family"] != "small" and least <= c["zeros"] <= most
+    """Unstructured matrices that are neither small nor of graphs, by their share of zeros."""
+    others = ("small", *GRAPHS)
+    return lambda c: (
+        c["dtype"] == dtype and c["family"] not in others and least <= c["zeros"] <= most
+    )
+
+
+def _graphs(dtype: str) -> Callable[[Case], bool]:
+    return lambda c: c["dtype"] == dtype and c["family"] in GRAPHS
 
 
 def _small(dtype: str, zeros: tuple[float, ...], low: int, high: int) -> Callable[[Case], bool]:
@@ -172,6 +180,10 @@ HEADLINES = (
              _of_type("float32", 0.9)),
     Headline("unstructured float32, 16384 x 16384, 99.7 to 99.99 % zeros, 1 to 256 columns",
              "hybrid", "best", _of_type("float32", 0.997, 1)),
+    Headline("graphs and a mesh of 40000 and 50000 nodes, float32, 1 to 256 columns", "hybrid",
+             "cusparse", _graphs("float32")),
+    Headline("graphs and a mesh of 40000 and 50000 nodes, float16, 1 to 256 columns", "hybrid",
+             "cusparse", _graphs("float16")),
     Headline("unstructured float32, layers of 0.6 to 4.2 million elements, 90 to 99 % zeros, 1 to "
              "128 columns", "hybrid", "best", _small("float32", (0.9, 0.97, 0.99), 1, 128)),
     Headline("unstructured float64, 95 and 99 % zeros, 64 and 512 columns", "hybrid", "best",
