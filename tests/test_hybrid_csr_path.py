@@ -42,7 +42,7 @@ MANY = 10**7  # elements that keep the GPU busy
 
 @pytest.mark.parametrize(
     ("n", "vector", "nnz", "length", "want"),
-    [(1, 1, MANY, 2000, (1, 128)), (1, 1, MANY, 5, (1, 1)), (8, 4, MANY, 50, (2, 8)),
+    [(1, 1, MANY, 2000, (1, 128)), (1, 1, MANY, 5, (1, 1)), (8, 4, MANY, 50, (2, 4)),
      (64, 4, MANY, 100, (16, 2)), (5, 1, MANY, 3, (8, 1)), (512, 4, MANY, 900, (32, 4)),
      (12, 4, MANY, 16, (4, 1)), (1, 1, 40_000, 40, (1, 32)), (8, 4, 6000, 6, (2, 4))],
 )  # fmt: skip
@@ -65,7 +65,7 @@ def test_long_rows_are_cut_into_pieces():
 
 @pytest.mark.parametrize(
     ("n", "vector", "want"),
-    [(1, 1, 4096), (8, 8, 4096), (8, 4, 2048), (8, 2, 2048), (64, 8, 1024), (99, 4, 1024)],
+    [(1, 1, 2048), (8, 8, 2048), (8, 4, 1024), (8, 2, 1024), (64, 8, 512), (99, 4, 512)],
 )
 def test_the_more_columns_the_shorter_are_pieces(n, vector, want):
     assert plan.config(n, vector, MANY).piece == want
