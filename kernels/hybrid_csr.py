@@ -93,7 +93,7 @@ class Ready(BoundProduct):
         self._cuts[0] = (how.lanes, how.chunks, len(pieces), len(ranges), 0)
         self._cuts["range"][0, : len(ranges)] = ranges
         self._slots = passed * how.chunks
-        self._slot_bytes = how.lanes * how.vector * layout.dtype.accumulator.itemsize
+        self._slot_bytes = how.lanes * how.wide * how.vector * layout.dtype.accumulator.itemsize
         self._rooms = StreamRooms(self._room)
         self.per_stream = self._slots > 0
         if self.per_stream:
@@ -169,7 +169,8 @@ def prepare(
 def _defines(dtype: DType, how: Config, *, listed: bool) -> loader.Defines:
     return (
         ("ELEMENT", dtype.name), ("OUTPUT", dtype.result), ("VECTOR", how.vector),
-        ("PIECE", how.piece), ("FOURS", int(how.fours)), ("LISTED", int(listed)),
+        ("WIDE", how.wide), ("PIECE", how.piece), ("FOURS", int(how.fours)),
+        ("LISTED", int(listed)),
     )  # fmt: skip
 
 

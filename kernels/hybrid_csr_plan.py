@@ -16,6 +16,7 @@ VECTOR_BYTES = 16
 MOST_VECTOR = 8
 AHEAD = 4  # elements that a thread reads at once; where that leaves registers 5
 FOURS_LANES = 2  # up to so many side by side, a thread reads elements as aligned fours
+WIDE, WIDE_FROM = 2, 16  # vectors of a lane, and of a row of b from which on it has so many
 EACH, EACH_MOST = 8, 64  # elements of a row for each thread, for every thread side by side; at most
 EACH_LEAST = 2  # where less than BUSY threads would be at work
 BUSY = 1 << 16
@@ -34,8 +35,8 @@ class Config:
 
     Attributes
     ----------
-    vector : int
-        Columns of a lane.
+    vector, wide : int
+        Columns of a lane: adjacent ones, and how many times so many.
     lanes : int
         Threads of a row that are side by side.
     chunks : int
@@ -45,6 +46,7 @@ class Config:
     """
 
     vector: int
+    wide: int
     lanes: int
     chunks: int
     each: float
@@ -70,10 +72,11 @@ class Config:
 
 def config(n: int, vector: int, nnz: int) -> Config:
     """For `n` columns that are read by vectors, and so many elements."""
-    lanes = min(_power(-(-n // vector)), WARP)
+    wide = WIDE if n // vector >= WIDE_FROM else 1
+    lanes = min(_power(-(-n // (wide * vector))), WARP)
     busy = max(nnz * lanes / BUSY, EACH_LEAST)
     each = min(EACH * lanes, EACH_MOST, busy)
-    return Config(vector, lanes, -(-n // (vector * lanes)), each)
+    return Config(vector, wide, lanes, -(-n // (wide * vector * lanes)), each)
 
 
 def _power(least: float) -> int:
@@ -167,9 +170,9 @@ def cut(lengths: np.ndarray, piece: int) -> Cut:
 
 def effort(shape: tuple[int, int], nnz: int, n: int, dtype: DType) -> tuple[float, float]:
     """Bytes of `b` that all elements read, from the L2 cache, and those of the operands."""
-    (m, k), vector = shape, VECTOR_BYTES // dtype.itemsize
+    m, k = shape
     result = _dtypes.numpy_dtype(dtype.result).itemsize
-    listed = nnz * (dtype.itemsize + INDEX) * -(-n // (WARP * min(vector, MOST_VECTOR)))
+    listed = nnz * (dtype.itemsize + INDEX) * _usual(n, nnz, dtype).chunks
     read = nnz * -(-n * dtype.itemsize // SECTOR) * SECTOR
     return read, listed + n * (m * result + k * dtype.itemsize) + 8 * m
 
@@ -182,7 +185,12 @@ def rounds(
     And whether threads read all elements of a row, and so mostly from lines that are there.
     """
     mean = nnz / shape[0]
-    how = config(n, min(VECTOR_BYTES // dtype.itemsize, MOST_VECTOR), nnz)
+    how = _usual(n, nnz, dtype)
     length = min(longest, how.piece) if uneven(longest, mean) else longest
     split = how.split(length if uneven(longest, mean) else mean)
     return length / (split * AHEAD), split == 1
+
+
+def _usual(n: int, nnz: int, dtype: DType) -> Config:
+    """Of a `b` that can be read by the widest vectors."""
+    return config(n, min(VECTOR_BYTES // dtype.itemsize, MOST_VECTOR), nnz)

@@ -43,14 +43,16 @@ MANY = 10**7  # elements that keep the GPU busy
 @pytest.mark.parametrize(
     ("n", "vector", "nnz", "length", "want"),
     [(1, 1, MANY, 2000, (1, 128)), (1, 1, MANY, 5, (1, 1)), (8, 4, MANY, 50, (2, 4)),
-     (64, 4, MANY, 100, (16, 2)), (5, 1, MANY, 3, (8, 1)), (512, 4, MANY, 900, (32, 4)),
+     (64, 4, MANY, 100, (8, 2)), (32, 4, MANY, 100, (8, 2)), (5, 1, MANY, 3, (8, 1)),
+     (512, 4, MANY, 900, (32, 4)),
      (12, 4, MANY, 16, (4, 1)), (1, 1, 40_000, 40, (1, 32)), (8, 4, 6000, 6, (2, 4))],
 )  # fmt: skip
 def test_a_team_spans_the_columns_and_some_elements(n, vector, nnz, length, want):
     how = plan.config(n, vector, nnz)
     split = how.split(length)
     assert (how.lanes, split) == want
-    assert how.chunks * how.lanes * how.vector >= n > (how.chunks - 1) * how.lanes * how.vector
+    columns = how.lanes * how.wide * how.vector
+    assert how.chunks * columns >= n > (how.chunks - 1) * columns
     assert how.teams(split) * how.lanes * split == plan.THREADS
 
 
@@ -110,7 +112,7 @@ def test_rows_of_about_the_same_length_keep_their_order():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 2, 5, 8, 33, 64, 300])
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 33, 64, 100, 192, 300])
 def test_product_is_that_of_the_dense_matrix(rng, cupy, n, dtype):
     w, b = matrix(rng, (201, 330), 0.97, dtype), matrix(rng, (330, n), 0.0, dtype)
     w[7], w[60:130] = b[:, 0], 0  # a long row, and some without elements

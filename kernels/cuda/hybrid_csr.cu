@@ -7,18 +7,20 @@
 //   listed    [rows]       with LISTED: where the elements of a row begin, how many there are, and its number; longest
 //                          rows first, but in order if their lengths have as many bits
 //
-// A team of lanes * split threads takes a row and lanes * VECTOR columns of the result: each lane has VECTOR adjacent
-// columns, and a split-th of the row's elements, for which it reads vectors of b (include/csr_multiply.cuh).  A block has
-// as many teams as it has room for.  Where rows differ in length, they are listed, and every range of the list has a
-// `split` of its own, so that all threads of a block have about as much to do, and longer rows begin first.
+// A team of lanes * split threads takes a row and WIDE * lanes * VECTOR columns of the result: each lane has WIDE
+// times VECTOR adjacent columns, lanes * VECTOR apart, and a split-th of the row's elements, for which it reads vectors
+// of b (include/csr_multiply.cuh).  A block has as many teams as it has room for.  Where rows differ in length, they are
+// listed, and every range of the list has a `split` of its own, so that all threads of a block have about as much to
+// do, and longer rows begin first.
 //
-// Rows that are too long for a block are cut into pieces, each for a block; these come before all others.  Pieces of a row
-// pass their sums through global memory, and the block that is the last to do so adds them in order.  So sums are added
-// in an order that depends on the sizes alone: the same bits every time.
+// Rows that are too long for a block are cut into pieces, each for a block; these come before all others.  Pieces of a
+// row pass their sums through global memory, and the block that is the last to do so adds them in order.  So sums are
+// added in an order that depends on the sizes alone: the same bits every time.
 //
 // Bound by the reads of b, from the L2 cache: itemsize * n for each element, but at least 32 bytes.
 //
-// Macros: ELEMENT OUTPUT PIECE LISTED FOURS VECTOR (a power of two; if it is more than 1, b has aligned vectors of so many).
+// Macros: ELEMENT OUTPUT PIECE LISTED FOURS WIDE (1 or 2), and VECTOR, a power of two; if it is more than 1, b has
+// aligned vectors of so many.
 // Reference: a dense product.  Launcher: kernels/hybrid_csr.py.
 #include "numeric.cuh"
 
@@ -35,7 +37,8 @@ constexpr int kResident = FOURS && VECTOR <= 4 && sizeof(Element) <= 4 ? 10 : 8;
 constexpr int vector_bytes(int bytes) { return bytes < 16 ? bytes : 16; }
 struct alignas(vector_bytes(VECTOR * sizeof(Element))) Right { Element x[VECTOR]; };
 struct alignas(vector_bytes(VECTOR * sizeof(Result))) Stored { Result x[VECTOR]; };
-struct Sums { Sum x[VECTOR]; };
+constexpr int kSums = WIDE * VECTOR;  // of a lane
+struct Sums { Sum x[kSums]; };
 
 struct alignas(16) Row {
     Count first;
@@ -104,12 +107,12 @@ __device__ Share of_piece(const Left& a, int2 piece, int turn, int step) {
 
 #include "csr_multiply.cuh"
 
-// Adds the sums of the `split` threads of a team that have the same columns, in its first `lanes` threads; all threads of
-// the block take part.
+// Adds the sums of the `split` threads of a team that have the same columns, in its first `lanes` threads; all threads
+// of the block take part.
 __device__ void add_split(Sums& sums, int lanes, int split) {
     const int members = lanes * split;
     for (int apart = min(members, kWarp) / 2; apart >= lanes; apart /= 2)
-        for (int v = 0; v < VECTOR; ++v) sums.x[v] += __shfl_down_sync(~0u, sums.x[v], apart);
+        for (int v = 0; v < kSums; ++v) sums.x[v] += __shfl_down_sync(~0u, sums.x[v], apart);
     if (members <= kWarp) return;
     __shared__ Sums together[kThreads];  // [warps][lanes]
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -117,19 +120,25 @@ __device__ void add_split(Sums& sums, int lanes, int split) {
     __syncthreads();
     if (threadIdx.x % members >= lanes) return;
     for (int i = 1; i < members / kWarp; ++i)
-        for (int v = 0; v < VECTOR; ++v) sums.x[v] += together[(warp + i) * lanes + lane].x[v];
+        for (int v = 0; v < kSums; ++v) sums.x[v] += together[(warp + i) * lanes + lane].x[v];
 }
 
-__device__ void store(const Sums& sums, const Product& out, Count row, Count column, Count n) {
+// A lane's sums of VECTOR adjacent columns.
+__device__ void store_vector(const Sum* sums, const Product& out, Count row, Count column, Count n) {
     Result* const to = out.to + row * out.row + column * out.column;
     if (out.wide) {
         Stored stored;
-        for (int v = 0; v < VECTOR; ++v) stored.x[v] = Out::store(sums.x[v]);
+        for (int v = 0; v < VECTOR; ++v) stored.x[v] = Out::store(sums[v]);
         *reinterpret_cast<Stored*>(to) = stored;
         return;
     }
     for (int v = 0; v < VECTOR; ++v)
-        if (column + v < n) to[v * out.column] = Out::store(sums.x[v]);
+        if (column + v < n) to[v * out.column] = Out::store(sums[v]);
+}
+// All of a lane's sums; from one vector of columns to the next it is `apart`.
+__device__ void store(const Sums& sums, const Product& out, Count row, Count column, Count n, int apart) {
+    for (int w = 0; w < WIDE; ++w)
+        if (column + w * apart < n) store_vector(sums.x + w * VECTOR, out, row, column + w * apart, n);
 }
 
 // Passes on the sums of a piece, and adds those of all pieces of its row in the block that comes last, which returns
@@ -150,7 +159,7 @@ __device__ bool add_pieces(Sums& sums, const Shared& shared, Count first, int nu
     sums = {};
     for (int i = 0; i < count; ++i) {
         const volatile Sum* const from = slots[i * apart].x;
-        for (int v = 0; v < VECTOR; ++v) sums.x[v] += from[v];
+        for (int v = 0; v < kSums; ++v) sums.x[v] += from[v];
     }
     return true;
 }
@@ -163,20 +172,22 @@ product(const Left a, const Dense right, const Product out, const Shared shared,
     const Range range = whole ? cuts.of_block(block) : Range{0, 0, 0, kThreads / lanes};
     const int members = lanes * range.split, team = threadIdx.x / members;
     const int lane = threadIdx.x % lanes, part = threadIdx.x / lanes % range.split;
-    const Count column = (Count(blockIdx.x % chunks) * lanes + lane) * VECTOR;
+    const int apart = lanes * VECTOR;
+    const Count column = Count(blockIdx.x % chunks) * WIDE * apart + lane * VECTOR;
     const bool inside = column < right.n;
     const int row = range.first + (block - range.block) * (kThreads / members) + team;
     const int2 piece = whole ? int2{} : a.pieces[number];
     const Share share = whole ? of_row(a, range, row, part) : of_piece(a, piece, part, range.split);
     Sums sums = {};
-    if (inside) multiply(sums, a, share, right.b + column * right.column, right.row);
+    const int next = column + apart < right.n ? apart : 0;
+    if (inside) multiply(sums, a, share, right.b + column * right.column, right.row, next);
     add_split(sums, lanes, range.split);
     if (whole) {
-        if (inside && part == 0 && share.row != kNoRow) store(sums, out, share.row, column, right.n);
+        if (inside && part == 0 && share.row != kNoRow) store(sums, out, share.row, column, right.n, apart);
         return;
     }
     if (threadIdx.x >= kWarp) return;
     const int count = int((a.starts[share.row + 1] - a.starts[share.row] + kPiece - 1) / kPiece);
     if (count > 1 && !add_pieces(sums, shared, number - piece.y, piece.y, count, lanes, chunks)) return;
-    if (threadIdx.x < lanes && inside) store(sums, out, share.row, column, right.n);
+    if (threadIdx.x < lanes && inside) store(sums, out, share.row, column, right.n, apart);
 }

@@ -9,7 +9,8 @@
 #pragma once
 
 // Elements of a row that a thread reads at once: as many as leave enough registers.
-constexpr int kAhead = FOURS ? 4 : VECTOR * sizeof(Element) == 16 && sizeof(Element) <= 4 ? 5 : 4;
+constexpr int kAheadWide = VECTOR == 8 ? 2 : 3, kAheadElse = VECTOR * sizeof(Element) == 16 && sizeof(Element) <= 4 ? 5 : 4;
+constexpr int kAhead = FOURS ? 4 : WIDE > 1 ? kAheadWide : kAheadElse;
 
 struct Batch {
     int column[kAhead];
@@ -60,17 +61,22 @@ __device__ Batch read(const Left& a, const Share& share, int number) {
 constexpr int kApart = kAhead;
 #endif
 
-// Adds the thread's elements times the columns of b from `b` on.
-__device__ void multiply(Sums& sums, const Left& a, const Share& share, const Element* b, int b_row) {
+// Adds the thread's elements times the columns of b from `b` on; with WIDE also those `apart` from these (or, if b has
+// none, the same again).
+__device__ void multiply(Sums& sums, const Left& a, const Share& share, const Element* b, int b_row, int apart) {
     const int count = batches(share);
     for (int number = share.turn; number < count; number += kApart * share.step) {
         const Batch batch = read(a, share, number);
-        Right line[kAhead];
+        Right line[kAhead][WIDE];
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) line[i] = *reinterpret_cast<const Right*>(b + Count(batch.column[i]) * b_row);
+        for (int i = 0; i < kAhead; ++i)
+            for (int w = 0; w < WIDE; ++w)
+                line[i][w] = *reinterpret_cast<const Right*>(b + Count(batch.column[i]) * b_row + w * apart);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
             if (batch.there[i])
-                for (int v = 0; v < VECTOR; ++v) sums.x[v] += batch.value[i] * In::load(line[i].x[v]);
+                for (int w = 0; w < WIDE; ++w)
+                    for (int v = 0; v < VECTOR; ++v)
+                        sums.x[w * VECTOR + v] += batch.value[i] * In::load(line[i][w].x[v]);
     }
 }
