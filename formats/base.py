@@ -80,8 +80,8 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
         Notes
         -----
-        Places stay, and elements are converted where they are stored; a `HybridArray` is built
-        again.  Does not wait for the device, except that of a `HybridArray`.
+        Places stay, and elements are converted where they are stored; a `HybridArray` in tiles
+        is built again.  Does not wait for the device, except that of a `HybridArray`.
 
         Examples
         --------

@@ -117,7 +117,8 @@ class HybridArray(HybridStorage):
         dict
             ``"candidates"``, seconds by path for `n` columns; ``"choice"`` and ``"reason"``, which
             are those of the next number of columns for which choices are remembered, such as a
-            power of two; ``"copies_b"`` and ``"n"``.
+            power of two; ``"copies_b"`` and ``"n"``.  Where the device has no room for a dense
+            copy of the matrix, paths that need one are no candidates, and the reason says so.
 
         Raises
         ------

@@ -2,8 +2,8 @@
 
 Two passes over the source: the first counts the non-zeros of every tile, the cost model
 then chooses a kind for each, and the second pass writes.  A sparse matrix is read row by row
-of its non-zeros; dense rows, and those of a SciPy matrix that holds an element twice, are read
-a few bands of tiles at a time.  Of a sparse matrix with hardly any elements only the rows are kept.
+of its non-zeros; dense rows are read a few bands of tiles at a time.  Of a sparse matrix with
+hardly any elements, or a large one with few, only the rows are kept.
 """
 
 from __future__ import annotations

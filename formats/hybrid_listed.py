@@ -1,6 +1,7 @@
-"""A hybrid matrix with hardly any elements: its non-zeros row by row, and no tiles.
+"""A hybrid matrix with hardly any elements, or a large one with few: its rows, and no tiles.
 
-Most tiles of such a matrix are empty, and would take more memory than its non-zeros.
+Most tiles of the former are empty, and would take more memory than its non-zeros; those of the
+latter would be lists of non-zeros, too, but in an order that no path reads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _dtypes
-from sparse24._hybrid.cost import NEARLY_EMPTY, PLACE_BYTES
+from sparse24._hybrid.cost import PLACE_BYTES, rows_below
 from sparse24.formats import convert
 from sparse24.formats.hybrid_tiles import TABLE_BYTES, grid_of
 from sparse24.kernels.csr import CsrRows
@@ -121,7 +122,8 @@ def row_numbers(starts: Any, count: int) -> Any:
 
 def are_worth_listing(elements: int, shape: tuple[int, int]) -> bool:
     """Whether a matrix of so many elements is kept by its rows, and not in tiles."""
-    return elements < NEARLY_EMPTY * math.prod(shape) and max(shape) < MOST_SIDE
+    size = math.prod(shape)
+    return elements < rows_below(size) * size and max(shape) < MOST_SIDE
 
 
 def listed(csr: CsrRows, shape: tuple[int, int], dtype: _dtypes.DType) -> ListedRows:

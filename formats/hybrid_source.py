@@ -49,36 +49,29 @@ class Source:
             self.matrix = self.matrix.astype(self.dtype.logical, copy=False)  # not its zeros
 
     def csr_rows(self) -> CsrRows | None:
-        """The non-zeros of a sparse matrix row by row, or None where there are no such rows.
-
-        Those of a SciPy matrix that holds an element twice are added up by its ``toarray``.
-        """
-        matrix = self.matrix
+        """The non-zeros of a sparse matrix row by row, or None of a dense one."""
         if not self.sparse:
             return None
-        if not matrix.has_canonical_format:
-            matrix = self._in_order(matrix.copy())
-            if matrix is None:
-                return None
+        matrix = self.matrix if self.matrix.has_canonical_format else self._in_order()
         narrow = np.int32 if self.shape[1] <= np.iinfo(np.int32).max else np.int64
         columns = matrix.indices.astype(narrow, copy=False)
         bits = self._in_dtype(matrix.data).view(self.dtype.storage)
         return CsrRows(matrix.indptr.astype(np.int64, copy=False), columns, bits)
 
-    def _in_order(self, matrix):
-        """The matrix with ascending columns; None for one of SciPy with an element twice."""
-        if self.xp is not np:
-            matrix.sum_duplicates()
-            return matrix
-        matrix.sort_indices()
-        return matrix if matrix.has_canonical_format else None
+    def _in_order(self):
+        """A copy with ascending columns, and what stands twice added up in the matrix's type."""
+        matrix = self.matrix.copy()
+        if self.xp is np:
+            matrix.sort_indices()
+            if matrix.has_canonical_format:
+                return matrix
+            matrix = self.matrix.tocsc().tocsr()  # which keeps the order of equal places
+        matrix.sum_duplicates()
+        return matrix
 
     def bits(self, first: int, last: int):
-        """Rows [first, last) as unsigned integers, each row contiguous."""
-        rows = self.matrix[first:last]
-        if self.sparse:
-            rows = rows.toarray()
-        rows = self.xp.ascontiguousarray(self._in_dtype(rows))
+        """Rows [first, last) of a dense matrix as unsigned integers, each row contiguous."""
+        rows = self.xp.ascontiguousarray(self._in_dtype(self.matrix[first:last]))
         return rows.view(self.dtype.storage)
 
     def _in_dtype(self, rows):

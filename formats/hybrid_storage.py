@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from sparse24 import _arrays, _devices, _dtypes, _storage, _table
 from sparse24.formats import (
@@ -14,6 +14,7 @@ from sparse24.formats import (
     hybrid_reductions,
 )
 from sparse24.formats import hybrid_tiles as ht
+from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.formats.hybrid_stored import HybridStored
 
 
@@ -74,6 +75,11 @@ class HybridStorage(HybridStored):
         return type(self)(self.stored.map(mover), self.nnz, self.n_hint)
 
     def _astype(self, dtype: _dtypes.DType) -> Self:
+        if self._tiles.source.is_listed:
+            stored = cast(ListedRows, self.stored)
+            elements = _storage.converted(stored.elements[0][None], self._dtype, dtype)[0]
+            left = stored.with_values(elements, dtype)
+            return type(self)(left, left.nnz, self.n_hint)
         source = self.tocsr() if self._is_mostly_zeros else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=dtype)
 

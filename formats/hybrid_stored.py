@@ -101,7 +101,7 @@ class HybridStored(SparseArray):
         """The stored arrays; a transposed matrix builds its own now.
 
         Rows instead of tiles are those of a matrix that was made from a sparse one and has fewer
-        than one non-zero among 1000 elements.  Not to be written either.
+        than one non-zero among 1000 elements, or 20 if it is large.  Not to be written either.
         """
         stored = self._tiles
         return self._built() if isinstance(stored, ht.Transposed) else stored

@@ -11,7 +11,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     The matrix is divided into 64x64 tiles; each is stored as empty, dense, 2:4 with a list of the
     elements that do not fit, a bitmap with its non-zeros, or non-zeros with their places, whichever
     a cost model finds cheapest.  Of a sparse matrix with fewer than one non-zero among 1000
-    elements, such as a graph, only the rows of non-zeros are stored.
+    elements, such as a graph, only the rows of non-zeros are stored; from 2**30 elements on, as of
+    32768 x 32768, with fewer than one among 20.
 
     Parameters
     ----------
@@ -45,15 +46,16 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     Notes
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads the non-zeros of
-    a sparse matrix, and all m * k elements of a dense one, or of one of SciPy in which elements
-    occur twice, a few rows of tiles at a time.  Each of m * k / 4096 tiles takes 21 bytes, also an
-    empty one.  Where only rows are stored, they take the memory of CSR, and nothing is counted.
+    a sparse matrix, and all m * k elements of a dense one, a few rows of tiles at a time.  Each of
+    m * k / 4096 tiles takes 21 bytes, also an empty one.  Where only rows are stored, they take the
+    memory of CSR, and nothing is counted.
 
-    On the GPU the first product of a kind temporarily makes the whole matrix dense, which must fit
-    into memory, unless fewer than one element in 1000 is a non-zero.  On the CPU it does not if at
-    least three quarters of the elements are zeros, nor do `astype` and the transpose on either
-    device.  On the CPU a matrix that has been multiplied takes more memory than SciPy's CSR, unless
-    rows are stored.
+    On the GPU the first product of a kind temporarily makes the whole matrix dense, unless fewer
+    than one element in 1000 is a non-zero, or making it so would take more than half of the
+    device's memory: then it is multiplied by its non-zeros.  On the CPU it does not if at least
+    three quarters of the elements are zeros, nor do `astype` and the transpose on either device.
+    On the CPU a matrix that has been multiplied takes more memory than SciPy's CSR, unless rows are
+    stored.
 
     Deciding block by block, with a dense, a swing and a sparse band, is the idea of CROSS [1]_.
 

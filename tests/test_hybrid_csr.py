@@ -50,16 +50,15 @@ def assert_same_tiles(m, dtype, kinds=KINDS, xp=np):
 
 
 @pytest.fixture(autouse=True)
-def nothing_becomes_dense(request, monkeypatch):
-    """Whoever asks a sparse source for dense rows fails, but for the tests of duplicates."""
+def nothing_becomes_dense(monkeypatch):
+    """Whoever asks a sparse source for dense rows fails."""
     bits = hybrid_source.Source.bits
 
     def of_dense(self, first, last):
         assert not self.sparse
         return bits(self, first, last)
 
-    if "duplicates" not in request.node.name:
-        monkeypatch.setattr(hybrid_source.Source, "bits", of_dense)
+    monkeypatch.setattr(hybrid_source.Source, "bits", of_dense)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,6 +120,10 @@ def test_duplicates_are_added_up_as_scipy_does():
     data = np.array([1e16, 1.0, -1e16, 3.0])
     m = scipy.sparse.csr_array((data, np.array([2, 2, 2, 0]), np.array([0, 3, 4])), shape=(2, 70))
     assert_same_bits(s24.hybrid(m).toarray(), m.toarray())
+    data, columns = np.tile([1e16, 1.0, -1e16, 3.0], 100), np.tile([9, 2, 9, 9, 5, 2], 100)[:400]
+    m = scipy.sparse.csr_array((data, columns, np.array([0, 400])), shape=(1, 70))
+    assert_same_bits(s24.hybrid(m).toarray(), m.toarray())
+    np.testing.assert_array_equal(m.indices, columns)  # the caller's matrix stays as it is
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bool"])

@@ -15,6 +15,7 @@ from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid import predict as hybrid_predict
+from sparse24._hybrid import room
 from sparse24.kernels import (
     hybrid_gather_plan,
     hybrid_kinds,
@@ -284,6 +285,7 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
     """In float32 on an H200: docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"."""
     monkeypatch.setattr(hybrid_fit, "lines", lambda number: hybrid_lines.H200_LINES)
     monkeypatch.setattr(hybrid_predict, "chip", lambda number: H200)
+    monkeypatch.setattr(room, "memory", lambda device: 141 << 30)
     lengths, tiles = np.full(size, held), (-(-size // 64),) * 2
     known = {
         "row lengths": SimpleNamespace(value=lengths),

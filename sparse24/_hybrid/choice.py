@@ -30,6 +30,7 @@ from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid import layouts as hybrid_layouts
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
+from sparse24._hybrid import room
 from sparse24._hybrid.predict import COLUMNS, copied_by, copying_paths, predictions
 from sparse24._hybrid.staged import by_rows
 
@@ -52,6 +53,7 @@ def choose(h, b, algorithm: str, balance: bool) -> str:
         listed = ", ".join(map(repr, possible))
         raise ArgumentError(
             f"algorithm must be one of {listed} for this matrix and n = {n}, got {algorithm!r}"
+            + _lacking(h, n)
         )
     return algorithm
 
@@ -110,9 +112,16 @@ def explain(h, n: int, *, copied: str | None = None) -> dict:
     if choice in copying:
         lies = "are not contiguous" if copied == COLUMNS else "do not begin on 16 bytes"
         reason += f"; it copies b at each call, whose rows {lies}"
+    reason += _lacking(h, n)
     return {
         "n": n, "candidates": times, "copies_b": copying, "choice": choice, "reason": reason,
     }  # fmt: skip
+
+
+def _lacking(h, n: int) -> str:
+    """What to say of paths for which the device has no room; nothing of such as it never takes."""
+    takes_dense = h.device != "cpu" or hybrid_on_cpu.would_take_blas(h, n)
+    return room.lacking(h) if takes_dense else ""
 
 
 def _best(times: dict[str, float]) -> tuple[str, str]:

@@ -30,6 +30,9 @@ DEFAULT_N = 16  # columns assumed where the caller says nothing
 # Share of non-zeros below which a sparse matrix is stored by rows, not in tiles, and on a GPU the
 # path csr alone is considered, so that nothing becomes dense.
 NEARLY_EMPTY = 0.001
+# The same share, for storing alone, of a matrix with so many elements or more.  Its tiles would
+# hardly be smaller, as they would be scattered, and the path csr would copy the rows from them.
+SPARSE, LARGE = 0.05, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ def bucket(n: int) -> int:
         return n
     step = 8 if 64 < n <= 128 else 64 if 128 < n <= 512 else 1 << (n - 1).bit_length()
     return -(-n // step) * step
+
+
+def rows_below(size: int) -> float:
+    """Share of non-zeros below which a sparse matrix of `size` elements is stored by rows."""
+    return SPARSE if size >= LARGE else NEARLY_EMPTY
 
 
 def rates_for(dtype: DType, on_gpu: bool) -> Rates:

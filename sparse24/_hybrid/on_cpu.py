@@ -7,6 +7,7 @@ import functools
 import numpy as np
 
 from sparse24 import _replay
+from sparse24._hybrid import room
 from sparse24._hybrid.cost import bucket
 from sparse24._hybrid.layouts import layout
 from sparse24._ready_cpu import ReadyOnCpu
@@ -38,20 +39,30 @@ CACHED_BYTES, EVEN_CACHED, WORTH_DENSE = 1 << 23, 0.15, 0.3
 
 
 def even_shares(h, n: int) -> dict[str, float]:
-    """The share of non-zeros from which each candidate beside `cpu` is faster than that."""
+    """The share of non-zeros from which each candidate beside `cpu` is faster than that.
+
+    Candidates are paths for which the machine has room.
+    """
     known, shares = bucket(n), {}
     blas = _even_blas(h, known)
-    if blas is not None and h._dtype.name != "int8":
+    if blas is not None and room.for_dense(h):
         shares["blas"] = blas
     masks = _even_masks(h, known)
-    if masks is not None:
+    if masks is not None and room.for_masks(h):
         shares["masks"] = masks
     return shares
+
+
+def would_take_blas(h, n: int) -> bool:
+    """Whether `blas` is a candidate for n columns wherever there is room for its dense copy."""
+    return _even_blas(h, bucket(n)) is not None
 
 
 def _even_blas(h, n: int) -> float | None:
     from sparse24.kernels._simd import VECTOR_BYTES
 
+    if h._dtype.name == "int8":
+        return None
     if n >= MANY_COLUMNS:
         if VECTOR_BYTES < 64:
             return EVEN_BLAS

@@ -11,6 +11,7 @@ from sparse24 import _dtypes
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
+from sparse24._hybrid import room
 from sparse24._hybrid.layouts import (
     MOST_BLOCKS,
     excess,
@@ -67,7 +68,7 @@ PANEL_STORES = 7e11
 
 
 def predictions(h, n: int, copied: str | None = None) -> dict[str, float]:
-    """Seconds by path, for every path that the device of `h` can take.
+    """Seconds by path, for every path that the device of `h` can take, and for which it has room.
 
     `copied`: what `copied_by` says of `b`; by default as if its rows are contiguous.
     """
@@ -77,12 +78,13 @@ def predictions(h, n: int, copied: str | None = None) -> dict[str, float]:
         return {"cpu": seconds} | others
     dtype, number = h._dtype, int(h.device.partition(":")[2])
     lines, device = hybrid_fit.lines(number), chip(number)
-    dense = dense_time(h.shape, dtype, n, lines, device, h.density)
-    times = {"tiles": _tile_time(h, n, lines) + 5e-6, "cublas": dense}
+    times, dense = {"tiles": _tile_time(h, n, lines) + 5e-6}, room.for_dense(h)
+    if dense:
+        times["cublas"] = dense_time(h.shape, dtype, n, lines, device, h.density)
     if not h.size:
         return times
     times |= _csr_time(h, n, lines)
-    if h.density >= hybrid_cost.NEARLY_EMPTY:  # else csr wins, and nothing should become dense
+    if dense and h.density >= hybrid_cost.NEARLY_EMPTY:  # else csr wins: make nothing dense
         times |= _of_fuller_matrices(h, n, lines, device)
     copied = copied_by(n) if copied is None else copied
     moved = 2 * h.shape[1] * n * dtype.itemsize

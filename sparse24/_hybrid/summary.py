@@ -19,15 +19,15 @@ def summary(h, n: int) -> str:
     return "\n".join(
         [
             repr(h)[1:-1],
-            *(_of_rows() if h.stored.is_listed else _of_tiles(h, n)),
+            *(_of_rows(h) if h.stored.is_listed else _of_tiles(h, n)),
             f"memory  {h.nbytes:,} bytes; dense {dense_bytes:,}; CSR {csr_bytes:,}",
             f"choice  {plan['choice']}: {plan['reason']}",
         ]
     )
 
 
-def _of_rows() -> list[str]:
-    least = round(1 / hybrid_cost.NEARLY_EMPTY)
+def _of_rows(h) -> list[str]:
+    least = round(1 / hybrid_cost.rows_below(h.size))
     return [f"rows    of non-zeros, not tiles: fewer than one element in {least} is a non-zero"]
 
 
