@@ -9,7 +9,8 @@
 #pragma once
 
 // Elements of a row that a thread reads at once: as many as leave enough registers.
-constexpr int kAheadWide = VECTOR == 8 ? 2 : 3, kAheadElse = VECTOR * sizeof(Element) == 16 && sizeof(Element) <= 4 ? 5 : 4;
+constexpr int kAheadWide = VECTOR == 8 ? 2 : 3;
+constexpr int kAheadElse = VECTOR * sizeof(Element) == 16 && sizeof(Element) <= 4 ? 5 : 4;
 constexpr int kAhead = FOURS ? 4 : WIDE > 1 ? kAheadWide : kAheadElse;
 
 struct Batch {
