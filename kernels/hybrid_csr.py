@@ -10,6 +10,7 @@ from sparse24 import _arrays
 from sparse24._dtypes import TABLE, DType
 from sparse24.kernels import hybrid_csr_plan as plan
 from sparse24.kernels import loader
+from sparse24.kernels.chip import chip
 from sparse24.kernels.csr import CsrRows
 from sparse24.kernels.hybrid_csr_plan import THREADS, Config, Cut, Listing
 from sparse24.kernels.hybrid_launch import BoundProduct, settle
@@ -85,6 +86,7 @@ class Ready(BoundProduct):
         self._config = how = plan.config(n, vector, rows.bits.size)
         pieces, passed = layout.cuts[how.piece]
         ranges, blocks = plan.ranges(how, listed, m, rows.bits.size / m)
+        self._early = chip(rows.bits.device.id).launches_early
         kernel = loader.function(NAME, "product", _defines(layout.dtype, how, listed=bool(listed)))
         self._sizes = (kernel, (len(pieces) + blocks) * how.chunks, THREADS, 0)
         addresses = (*(x.data.ptr for x in (*rows, pieces)), listed.rows.data.ptr if listed else 0)
@@ -106,7 +108,7 @@ class Ready(BoundProduct):
         wide = fits(out, self._config.vector)
         result = np.array([(out.data.ptr, row, column, wide, 0)], OUT)
         shared = self._rooms.of_stream(stream) if self.per_stream else NONE
-        return Launch(*self._sizes, (self._left, right, result, shared, self._cuts))
+        return Launch(*self._sizes, (self._left, right, result, shared, self._cuts), early=self._early)
 
     def _room(self) -> tuple:
         """Where the pieces of rows pass on their sums; the counts of pieces are zeros."""

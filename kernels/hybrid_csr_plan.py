@@ -14,12 +14,13 @@ THREADS = 128
 WARP = 32
 VECTOR_BYTES = 16
 MOST_VECTOR = 8
-AHEAD = 4  # elements that a thread reads at once; where that leaves registers 5
 FOURS_LANES = 2  # up to so many side by side, a thread reads elements as aligned fours
 WIDE, WIDE_FROM = 2, 16  # vectors of a lane, and of a row of b from which on it has so many
 EACH, EACH_MOST = 8, 64  # elements of a row for each thread, for every thread side by side; at most
-EACH_LEAST = 2  # where less than BUSY threads would be at work
-BUSY = 1 << 16
+# Where fewer threads than BUSY would be at work rows are divided among more, down to so few
+# elements for each, by whether they read fours.
+EACH_LEAST = {True: 2, False: 4}
+BUSY = 1 << 17
 LONG, LONGER = 64, 4  # elements, and times the mean: where a row has more of both, rows are listed
 PIECE = {1: 2048, 2: 1024, 4: 1024}  # elements, by threads side by side; a power of two
 PIECE_ELSE = 512
@@ -57,6 +58,11 @@ class Config:
         return self.lanes <= FOURS_LANES
 
     @property
+    def ahead(self) -> int:
+        """Elements that a thread reads at once, about; ``cuda/include/csr_multiply.cuh``."""
+        return 3 if self.wide > 1 else 4
+
+    @property
     def piece(self) -> int:
         """Elements of a piece of a long row."""
         return PIECE.get(self.lanes, PIECE_ELSE)
@@ -74,7 +80,7 @@ def config(n: int, vector: int, nnz: int) -> Config:
     """For `n` columns that are read by vectors, and so many elements."""
     wide = WIDE if n // vector >= WIDE_FROM else 1
     lanes = min(_power(-(-n // (wide * vector))), WARP)
-    busy = max(nnz * lanes / BUSY, EACH_LEAST)
+    busy = max(nnz * lanes / BUSY, EACH_LEAST[lanes <= FOURS_LANES])
     each = min(EACH * lanes, EACH_MOST, busy)
     return Config(vector, wide, lanes, -(-n // (wide * vector * lanes)), each)
 
@@ -188,7 +194,7 @@ def rounds(
     how = _usual(n, nnz, dtype)
     length = min(longest, how.piece) if uneven(longest, mean) else longest
     split = how.split(length if uneven(longest, mean) else mean)
-    return length / (split * AHEAD), split == 1
+    return length / (split * how.ahead), split == 1
 
 
 def _usual(n: int, nnz: int, dtype: DType) -> Config:

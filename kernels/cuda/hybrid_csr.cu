@@ -17,12 +17,14 @@
 // row pass their sums through global memory, and the block that is the last to do so adds them in order.  So sums are
 // added in an order that depends on the sizes alone: the same bits every time.
 //
+// The first elements are loaded before the kernel waits for the preceding one in the stream (programmatic.cuh).
 // Bound by the reads of b, from the L2 cache: itemsize * n for each element, but at least 32 bytes.
 //
 // Macros: ELEMENT OUTPUT PIECE LISTED FOURS WIDE (1 or 2), and VECTOR, a power of two; if it is more than 1, b has
 // aligned vectors of so many.
 // Reference: a dense product.  Launcher: kernels/hybrid_csr.py.
 #include "numeric.cuh"
+#include "programmatic.cuh"
 
 using Count = long long;
 using In = Scalar<Kind::ELEMENT>;
@@ -33,7 +35,7 @@ using Sum = decltype(In::load(Element{}));
 
 constexpr int kThreads = 128, kWarp = 32, kPiece = PIECE;
 constexpr int kRanges = 16;  // at most
-constexpr int kResident = FOURS && VECTOR <= 4 && sizeof(Element) <= 4 ? 10 : 8;  // blocks of a multiprocessor
+constexpr int kResident = FOURS && VECTOR <= 4 && sizeof(Element) <= 4 ? 9 : 8;  // blocks of a multiprocessor
 constexpr int vector_bytes(int bytes) { return bytes < 16 ? bytes : 16; }
 struct alignas(vector_bytes(VECTOR * sizeof(Element))) Right { Element x[VECTOR]; };
 struct alignas(vector_bytes(VECTOR * sizeof(Result))) Stored { Result x[VECTOR]; };
@@ -166,6 +168,7 @@ __device__ bool add_pieces(Sums& sums, const Shared& shared, Count first, int nu
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident)
 product(const Left a, const Dense right, const Product out, const Shared shared, const __grid_constant__ Cuts cuts) {
+    let_next_start();
     const int lanes = cuts.lanes, chunks = cuts.chunks, number = blockIdx.x / chunks;
     const bool whole = number >= cuts.pieces;  // rows, not a piece of one
     const int block = number - cuts.pieces;
@@ -180,7 +183,8 @@ product(const Left a, const Dense right, const Product out, const Shared shared,
     const Share share = whole ? of_row(a, range, row, part) : of_piece(a, piece, part, range.split);
     Sums sums = {};
     const int next = column + apart < right.n ? apart : 0;
-    if (inside) multiply(sums, a, share, right.b + column * right.column, right.row, next);
+    if (!inside) wait_for_previous();
+    else multiply(sums, a, share, right.b + column * right.column, right.row, next);
     add_split(sums, lanes, range.split);
     if (whole) {
         if (inside && part == 0 && share.row != kNoRow) store(sums, out, share.row, column, right.n, apart);

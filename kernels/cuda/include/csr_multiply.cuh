@@ -66,8 +66,11 @@ constexpr int kApart = kAhead;
 // none, the same again).
 __device__ void multiply(Sums& sums, const Left& a, const Share& share, const Element* b, int b_row, int apart) {
     const int count = batches(share);
-    for (int number = share.turn; number < count; number += kApart * share.step) {
-        const Batch batch = read(a, share, number);
+    int number = share.turn;
+    Batch batch;
+    if (number < count) batch = read(a, share, number);
+    wait_for_previous();
+    while (number < count) {
         Right line[kAhead][WIDE];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
@@ -79,5 +82,7 @@ __device__ void multiply(Sums& sums, const Left& a, const Share& share, const El
                 for (int w = 0; w < WIDE; ++w)
                     for (int v = 0; v < VECTOR; ++v)
                         sums.x[w * VECTOR + v] += batch.value[i] * In::load(line[i][w].x[v]);
+        number += kApart * share.step;
+        if (number < count) batch = read(a, share, number);
     }
 }
