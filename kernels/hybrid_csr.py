@@ -108,7 +108,8 @@ class Ready(BoundProduct):
         wide = fits(out, self._config.vector)
         result = np.array([(out.data.ptr, row, column, wide, 0)], OUT)
         shared = self._rooms.of_stream(stream) if self.per_stream else NONE
-        return Launch(*self._sizes, (self._left, right, result, shared, self._cuts), early=self._early)
+        arguments = (self._left, right, result, shared, self._cuts)
+        return Launch(*self._sizes, arguments, early=self._early)
 
     def _room(self) -> tuple:
         """Where the pieces of rows pass on their sums; the counts of pieces are zeros."""
