@@ -61,6 +61,15 @@ class CsrLayout:
         own += self.listed.rows.nbytes if self.listed else 0
         return own + (0 if self.shared else sum(x.nbytes for x in self.rows))
 
+    @property
+    def aligned(self) -> bool:
+        """Whether four elements, from a multiple of four on, are one place in memory.
+
+        Then what is read beyond the last element belongs to the same array.
+        """
+        arrays = self.rows.columns, self.rows.bits
+        return all(x.data.ptr % (4 * x.itemsize) == 0 for x in arrays)
+
     def copy(self) -> CsrLayout:
         """The same layout elsewhere in memory."""
         rows = CsrRows(*(x.copy() for x in self.rows))
@@ -87,7 +96,8 @@ class Ready(BoundProduct):
         pieces, passed = layout.cuts[how.piece]
         ranges, blocks = plan.ranges(how, listed, m, rows.bits.size / m)
         self._early = chip(rows.bits.device.id).launches_early
-        kernel = loader.function(NAME, "product", _defines(layout.dtype, how, listed=bool(listed)))
+        macros = _defines(layout.dtype, how, listed=bool(listed), aligned=layout.aligned)
+        kernel = loader.function(NAME, "product", macros)
         self._sizes = (kernel, (len(pieces) + blocks) * how.chunks, THREADS, 0)
         addresses = (*(x.data.ptr for x in (*rows, pieces)), listed.rows.data.ptr if listed else 0)
         self._left = np.array([addresses], LEFT)
@@ -169,10 +179,10 @@ def prepare(
     return CsrLayout(shape, dtype, rows, cuts, listed, shared=shared)
 
 
-def _defines(dtype: DType, how: Config, *, listed: bool) -> loader.Defines:
+def _defines(dtype: DType, how: Config, *, listed: bool, aligned: bool = True) -> loader.Defines:
     return (
         ("ELEMENT", dtype.name), ("OUTPUT", dtype.result), ("VECTOR", how.vector),
-        ("WIDE", how.wide), ("PIECE", how.piece), ("FOURS", int(how.fours)),
+        ("WIDE", how.wide), ("PIECE", how.piece), ("FOURS", int(how.fours and aligned)),
         ("LISTED", int(listed)),
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ class Config:
 
     @property
     def fours(self) -> bool:
-        """Whether threads read elements as aligned fours."""
+        """Whether threads read elements as aligned fours, if they can be read so."""
         return self.lanes <= FOURS_LANES
 
     @property
@@ -183,18 +183,13 @@ def effort(shape: tuple[int, int], nnz: int, n: int, dtype: DType) -> tuple[floa
     return read, listed + n * (m * result + k * dtype.itemsize) + 8 * m
 
 
-def rounds(
-    shape: tuple[int, int], nnz: int, longest: int, n: int, dtype: DType
-) -> tuple[float, bool]:
-    """How often a thread waits for elements and then for `b`, in the longest row that is not cut.
-
-    And whether threads read all elements of a row, and so mostly from lines that are there.
-    """
-    mean = nnz / shape[0]
-    how = _usual(n, nnz, dtype)
-    length = min(longest, how.piece) if uneven(longest, mean) else longest
-    split = how.split(length if uneven(longest, mean) else mean)
-    return length / (split * how.ahead), split == 1
+def rounds(shape: tuple[int, int], nnz: int, longest: int, n: int, dtype: DType) -> float:
+    """How often a thread waits for elements, then for `b`, in the longest row that is not cut."""
+    mean, how = nnz / shape[0], _usual(n, nnz, dtype)
+    if not uneven(longest, mean):
+        return longest / (how.split(mean) * how.ahead)
+    length = min(longest, how.piece)
+    return length / (how.split(length) * how.ahead)
 
 
 def _usual(n: int, nnz: int, dtype: DType) -> Config:

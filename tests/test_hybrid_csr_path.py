@@ -149,16 +149,17 @@ def test_rows_of_any_length_are_summed_exactly(rng, cupy, length, dtype):
 @pytest.mark.parametrize("n", [1, 8, 64])
 @pytest.mark.parametrize("long", [0, 5000])
 @pytest.mark.parametrize("start", range(4))
-def test_nothing_beyond_the_elements_is_looked_up(rng, cupy, start, long, n):
-    """Rows are read as aligned fours, which hold more than the row."""
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_nothing_beyond_the_elements_is_looked_up(rng, cupy, offset, start, long, n):
+    """Rows are read as aligned fours, which hold more than the row, or are not aligned at all."""
     lengths = np.array([start, long, 0, 3, 0, 1, 0, 0])
     columns = np.concatenate([np.sort(rng.choice(6000, x, replace=False)) for x in lengths])
+    there = slice(offset, offset + len(columns))
     wide = np.full(len(columns) + 64, 1 << 30, np.int32)
-    wide[: len(columns)] = columns
+    wide[there] = columns
     values = cupy.full(len(wide), np.nan, np.float32)
-    values[: len(columns)] = 1
+    values[there] = 1
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    there = slice(0, len(columns))
     rows = CsrRows(cupy.asarray(starts), cupy.asarray(wide)[there], values[there].view(np.uint32))
     dense = np.zeros((8, 6000), np.float32)
     dense[np.repeat(np.arange(8), lengths), columns] = 1

@@ -58,9 +58,8 @@ PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # panel: for each row of b beyond so many
 GATHER_FREE, GATHER_BYTE = 16384, 1.75e-15  # gather: the same as panel's, if b has more rows,
 GATHER_STEP = 2e-11  # and for each byte of b
 GATHER_WIDE = 9.5e-14  # gather by more than 8 columns: for each byte of the dense matrix
-# csr: each time that a thread waits for elements and then for rows of b, by whether it reads all
-# elements of its row ("Nearly empty matrices: who waits for what").
-CSR_ROUND = {False: 7.5e-7, True: 3e-7}
+# csr: each time that a thread waits for elements and then for rows of b ("Rows of unlike length").
+CSR_ROUND = 1.4e-7
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
@@ -215,8 +214,8 @@ def _csr_time(h, n: int, lines) -> dict[str, float]:
     seconds = line.seconds(*hybrid_csr_plan.effort(h.shape, h.nnz, n, h._dtype))
     if h.density < hybrid_cost.NEARLY_EMPTY or not h.nnz:
         return {"csr": seconds}
-    rounds, of_all = hybrid_csr_plan.rounds(h.shape, h.nnz, int(row_lengths(h)[0]), n, h._dtype)
-    return {"csr": max(seconds, line.fixed + CSR_ROUND[of_all] * rounds)}
+    rounds = hybrid_csr_plan.rounds(h.shape, h.nnz, int(row_lengths(h)[0]), n, h._dtype)
+    return {"csr": max(seconds, line.fixed + CSR_ROUND * rounds)}
 
 
 def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
