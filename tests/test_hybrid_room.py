@@ -147,7 +147,7 @@ def half_full(rng):
     return weight.astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])  # of which BLAS multiplies one
 def test_the_cpu_multiplies_the_elements_where_there_is_no_room(none, half_full, dtype):
     h = s24.hybrid(half_full, dtype=dtype)
     b = np.ones((700, 200), h.dtype)
