@@ -4,12 +4,11 @@
         [--columns LEAST MOST] [--part NUMBER PARTS] [--minilm FILE] [--out DIR]
 
 Each case is checked against a float64 product of some rows before it is timed.  Layouts
-rotate through more than the L2 cache, as do the dense weights and cuSPARSE's matrices.  Those of
-graphs and meshes are not multiplied densely.  Where the library itself
-chooses cuBLAS, or the product without empty columns, the same calls are timed through torch,
-because CuPy refuses to capture cuBLAS calls into a graph.  Kernels of a matrix compile in
-parallel.  ``--minilm`` adds real weights: a safetensors file of the encoder's matrices, pruned by
-magnitude over all of them.
+rotate through more than the L2 cache, as do the dense weights and cuSPARSE's matrices.  Matrices
+of graphs and meshes are not multiplied densely.  Where the library itself chooses cuBLAS, or the
+product without empty columns, the same calls are timed through torch, because CuPy refuses to
+capture cuBLAS calls into a graph.  Kernels of a matrix compile in parallel.  ``--minilm`` adds real
+weights: a safetensors file of the encoder's matrices, pruned by magnitude over all of them.
 """
 
 from __future__ import annotations

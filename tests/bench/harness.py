@@ -59,9 +59,8 @@ class Contender:
                 for call in calls:
                     call()
                 self.graph = external.end_capture()
-                self._replay = functools.partial(
-                    self.graph.launch, external
-                )  # no cycle: freed at once
+                # Not a closure over this object: that would be a cycle, and not freed at once.
+                self._replay = functools.partial(self.graph.launch, external)
 
     def run(self, repeats: int) -> None:
         """Replay `repeats` times between two events and keep the time of one call in µs."""
