@@ -68,7 +68,7 @@ class Ready(BoundProduct):
         shared = config.shared_memory
         kernel = loader.function(NAME, "product", macros, shared_memory=shared)
         cluster = -(-layout.panels // config.held)
-        sets, groups = -(-len(layout.units) // config.units), -(-n // config.width)
+        sets, groups = -(-len(layout.units) // config.units), -(-n // config.columns)
         self._sizes = (kernel, cluster * sets * groups, 32 * config.units * config.group, shared)
         self._early = chip().launches_early
         addresses = (x.data.ptr for x in layout.arrays)
@@ -110,19 +110,19 @@ def defines(layout: GatherLayout, config: Config, load: int) -> loader.Defines:
 def _defines(name: str, panels: int, height: int, config: Config, load: int) -> loader.Defines:
     return (
         ("ELEMENT", name), ("PANELS", panels), ("HEIGHT", height), ("COLUMNS", config.columns),
-        ("PLANES", config.planes), ("UNITS", config.units), ("GROUP", config.group),
-        ("HELD", config.held), ("B_LOAD", load),
+        ("UNITS", config.units), ("GROUP", config.group), ("HELD", config.held),
+        ("AHEAD", config.ahead), ("B_LOAD", load),
     )  # fmt: skip
 
 
 def _load(b, columns: int) -> int:
-    """How b is fetched: 2 as one run of memory, 1 by rows of 16 bytes, 0 by elements."""
+    """How b is fetched: 2 as one run of memory, 1 by rows of 16 or 32 bytes, 0 by elements."""
     row, column = (s // 2 for s in b.strides)
     if b.data.ptr % 16 or (column != 1 and b.shape[1] > 1):
         return 0
     one_run = b.shape[1] == columns and (row == columns or b.shape[0] == 1)
     # Else the last copy of 16 bytes would reach past the end of b.
-    if columns <= 8 and one_run and b.size % 8 == 0:
+    if one_run and b.size % 8 == 0:
         return 2
     return int(columns >= 8 and b.shape[1] % 8 == 0 and row % 8 == 0)
 
@@ -131,7 +131,7 @@ def bound(layout: GatherLayout, b, out, *, config: Config | None = None) -> tupl
     """The compiled product for such operands, and `b` as it reads it: as it is."""
     n = b.shape[1]
     config = config or layout.config(n)
-    return layout.launch(n, _load(b, config.width), config), b
+    return layout.launch(n, _load(b, config.columns), config), b
 
 
 def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> None:
@@ -141,8 +141,10 @@ def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> No
 
 
 COMPILE_CHECKS = [
-    (_defines("float16", 1, 32, Config(8, 1, 24, 1, 2), 1), "sm_90a", "FFMA"),
-    (_defines("bfloat16", 2, 16, Config(8, 6, 4, 1, 2), 0), "sm_90a", "FFMA"),
+    (_defines("float16", 1, 32, Config(16, 1, 24), 1), "sm_90a", "FFMA"),
+    (_defines("float16", 2, 32, Config(16, 8, 3), 2), "sm_90a", "FFMA"),
+    (_defines("bfloat16", 2, 16, Config(16, 6, 4), 0), "sm_90a", "FFMA"),
+    (_defines("float16", 2, 32, Config(1, 4, 8, 2), 2), "sm_90a", "FFMA"),
     (_defines("bfloat16", 1, 32, Config(8, 4, 8), 2), "sm_90a", "FFMA"),
     (_defines("float16", 2, 16, Config(8, 7, 4, 2), 1), "sm_90a", "FFMA"),
     (_defines("float16", 3, 16, Config(8, 7, 4, 2), 2), "sm_90a", "FFMA"),

@@ -14,6 +14,7 @@ from sparse24.kernels.hybrid_gather_plan import PANEL
 from sparse24.kernels.hybrid_units import Units
 
 BANKS = 8  # lines of 16 bytes that shared memory serves at a time
+PARTS = 4  # of 4 bytes, of the banks of such a line
 STEP = 4  # words of a lane that are read together
 
 
@@ -56,7 +57,7 @@ def lay_out(bits: Any, counts: Any, units: Units, xp=np) -> Words:
     row, column = xp.nonzero(bits)
     at, line = unit_of_rank[rank[row]], line_of_rank[rank[row]]
     segment = row * panels + column // PANEL
-    within = _spread(xp, segment, counts.ravel(), column % BANKS, line % BANKS)
+    within = _places(xp, segment, counts.ravel(), column, line, heights[at])
     step, lane = within // lanes[at], line + within % lanes[at] * heights[at]
     place = ((begins[at + column // PANEL * count] + step // STEP) * 32 + lane) * STEP
     value = bits[row, column].astype(np.uint32)
@@ -68,16 +69,40 @@ def _by_length(xp, length):
     return xp.argsort(-length, kind="stable") if xp is np else xp.argsort(-length)
 
 
-def _spread(xp, segment, counts, bank, offset):
+def _places(xp, segment, counts, column, line, height):
+    """Place of every element in its segment, such that lanes rarely read the same banks.
+
+    Eight neighbouring lanes read at the same time from eight lines of 16 bytes in different banks,
+    and all 32 lanes from 32 lines of 4 bytes.  Where a row has not enough elements for that in some
+    bank, there are others.
+    """
+    lanes = 32 // height  # that share a row
+    bank, first = column % BANKS, line * xp.maximum(BANKS // height, 1)
+    lane = line + height * ((bank - first) % BANKS % lanes)
+    part = lane // BANKS * xp.maximum(lanes // BANKS, 1)
+    group = segment * BANKS + bank
+    order = _stable(xp, group)
+    of_group = xp.bincount(group, minlength=BANKS * counts.size)
+    turn = xp.empty(group.size, np.int64)
+    turn[order] = _spread(
+        xp, group[order], of_group, (column // BANKS % PARTS)[order], part[order], PARTS
+    )
+    return _spread(xp, segment, counts, bank, first, BANKS, turn)
+
+
+def _spread(xp, segment, counts, bank, offset, banks, turn=None):
     """Place of every element in its segment: banks in turn, beginning with bank `offset`.
 
-    Elements of banks that have more than their share fill the places of those that have less.
+    Elements are sorted by segment.  `turn` is an element's among those of its segment and bank, by
+    default as they come.  Elements of banks that have more than their share fill the places of
+    those that have less.
     """
     size = segment.size
     ends = xp.cumsum(counts)
     start = (ends - counts)[segment]
-    turn = _turn(xp, segment * BANKS + bank)
-    place = start + turn * BANKS + (bank - offset) % BANKS
+    if turn is None:
+        turn = _turn(xp, segment * banks + bank)
+    place = start + turn * banks + (bank - offset) % banks
     fits = place < ends[segment]
     free = xp.ones(size, bool)
     free[place[fits]] = False
@@ -85,12 +110,17 @@ def _spread(xp, segment, counts, bank, offset):
     return place - start
 
 
+def _stable(xp, group):
+    """The order that sorts by group, and leaves it as it is within one."""
+    return xp.argsort(group * group.size + xp.arange(group.size))
+
+
 def _turn(xp, group):
     """How many earlier elements of its group every element has."""
     size = group.size
     if not size:
         return xp.zeros(0, np.int64)
-    order = xp.argsort(group * size + xp.arange(size))
+    order = _stable(xp, group)
     ordered = group[order]
     first = xp.ones(size, bool)
     first[1:] = ordered[1:] != ordered[:-1]

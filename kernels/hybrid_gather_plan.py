@@ -14,11 +14,14 @@ PANEL_BYTES = PANEL * 16
 MOST_HELD = 2  # panels that fit into shared memory beside the sums
 MOST_PANELS, MOST_CLUSTER = 16, 8  # panels of a matrix; blocks of a cluster
 MOST_WARPS = 32
-MOST_WIDE_WARPS = 24  # with two planes, which need more registers
+WIDE, MOST_WIDE_WARPS = 16, 24  # columns that need more registers, and warps that have them
 START_ROWS = 48  # rows of the matrix that take as long as to begin a block and read its panel
 START_UNITS = 0.3  # the same in units, for blocks that run at once
 SHARING = 0.03  # to add the sums of lanes that share a row, relative to the time of a unit
 WORD_BYTES = 4
+STEP_BYTES = 32 * 4 * WORD_BYTES  # of a warp, whose lanes take four words each
+AHEAD, WIDE_AHEAD = 3, 5  # steps of a warp on their way; with 16 columns
+LEAST_LINE = 4  # bytes: a line of one element is kept in single precision
 
 
 @dataclass(frozen=True)
@@ -28,33 +31,31 @@ class Config:
     Attributes
     ----------
     columns : int
-        Columns of the result in a plane of a block: 1, 2, 4 or 8.
+        Columns of the result in a block: 1, 2, 4, 8 or 16.
     units, group : int
         Units of a block, and warps of a unit.
     held : int
         Panels of a block.
-    planes : int
-        Planes of a panel.
     """
 
     columns: int
     units: int
     group: int
     held: int = 1
-    planes: int = 1
 
     @property
     def name(self) -> str:
-        return f"c{self.columns}u{self.units}g{self.group}h{self.held}p{self.planes}"
+        return f"c{self.columns}u{self.units}g{self.group}h{self.held}"
 
     @property
-    def width(self) -> int:
-        """Columns of the result in a block."""
-        return self.columns * self.planes
+    def ahead(self) -> int:
+        """Steps of a warp on their way.  The sums of a unit take their place, and must fit."""
+        return WIDE_AHEAD if self.columns == WIDE else AHEAD
 
     @property
     def shared_memory(self) -> int:
-        return PANEL_BYTES * (1 + self.held * self.planes)
+        panels = self.held * PANEL * max(2 * self.columns, LEAST_LINE)
+        return panels + STEP_BYTES * self.ahead * self.units * self.group
 
 
 def plan(lengths: np.ndarray, panels: int, chip: Chip = H200) -> Units:
@@ -101,7 +102,7 @@ def _busiest(
 
 def _at_once(config: Config, panels: int, n: int, chip: Chip) -> int:
     """Blocks of different rows that run at the same time."""
-    shares = -(-panels // config.held) * -(-n // config.width)
+    shares = -(-panels // config.held) * -(-n // config.columns)
     return max(1, chip.multiprocessors // shares)
 
 
@@ -114,16 +115,16 @@ def effort(units: Units, k: int, n: int, chip: Chip) -> tuple[float, float]:
     return words, WORD_BYTES * words
 
 
-def width(n: int) -> int:
-    """Columns of a plane."""
-    return next((c for c in (1, 2, 4) if c >= n), 8)
+def width(n: int, panels: int, chip: Chip = H200) -> int:
+    """Columns of a block."""
+    wide = panels <= MOST_CLUSTER and chip.most_shared >= (1 + MOST_HELD) * PANEL_BYTES
+    return next((c for c in (1, 2, 4, 8) if c >= n), WIDE if wide else 8)
 
 
 def configure(units: Units, panels: int, n: int, chip: Chip = H200) -> Config:
     """Units of a block such that blocks fill whole waves."""
-    wide = n > 8 and panels <= MOST_CLUSTER and chip.most_shared >= 3 * PANEL_BYTES
-    held, planes = (1, 2) if wide else (min(panels, MOST_HELD), 1)
-    warps = MOST_WIDE_WARPS if wide else MOST_WARPS
+    columns = width(n, panels, chip)
+    held, warps = (1, MOST_WIDE_WARPS) if columns == WIDE else (min(panels, MOST_HELD), MOST_WARPS)
     start = START_ROWS / units.rows
 
     def seconds(config: Config) -> float:
@@ -132,7 +133,7 @@ def configure(units: Units, panels: int, n: int, chip: Chip = H200) -> Config:
         return np.ceil(waves) * (config.units * idle + start)
 
     configs = (
-        Config(width(n), of_block, warps // of_block // held * held, held, planes)
+        Config(columns, of_block, warps // of_block // held * held, held)
         for of_block in range(1, warps // held + 1)
     )
     return min(configs, key=seconds)

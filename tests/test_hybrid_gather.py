@@ -61,6 +61,20 @@ def test_neighbouring_lanes_read_different_banks(rng):
     assert np.mean(fullest) < 1.5  # by chance it would be 2.7
 
 
+@pytest.mark.parametrize("most_words", [32 * 4096, 4096, 1000, 400])
+def test_lanes_that_read_at_once_read_different_banks(rng, most_words):
+    """Lines of 16, 8 and 4 bytes, which 8, 16 and 32 neighbouring lanes read at once."""
+    w = families.make("iid", (64, 4096), zeros=0.8, dtype="float16", rng=rng).view(np.uint16)
+    layout = hybrid_gather.prepare(w, lookup("float16"), most_words=most_words)
+    words = layout.arrays.words.reshape(-1, 32, 4).swapaxes(1, 2).reshape(-1, 32)
+    lines = (words & 0xFFFF)[(words >> 16 != 0).all(1)] // 16
+    by_chance = {8: 2.6, 16: 3.1, 32: 3.5}
+    pairs_of_rows = layout.arrays.heights.max() == 2  # the halves of a warp cannot be told apart
+    for at_once in (8, 32) if pairs_of_rows else (8, 16, 32):
+        fullest = [np.bincount(x % at_once).max() for x in lines.reshape(-1, at_once)]
+        assert np.mean(fullest) < 0.65 * by_chance[at_once]
+
+
 def test_long_rows_come_few_to_a_unit():
     units = units_of(np.array([4000, 900, 800, 500, 490, 480, 100, 90, 80, 70, 1, 0]), 2000)
     np.testing.assert_array_equal(units.heights, [1, 2, 4, 16, 32])
@@ -103,9 +117,9 @@ def test_rows_that_are_alike_make_units_that_are_alike():
 @pytest.mark.parametrize("m", [1, 500, 4096, 14336])
 def test_blocks_are_full(m, n):
     config = configure(plan(np.full(m, 800), 2), 2, n)
-    assert config.width == n
+    assert config.columns == n
     assert config.group % config.held == 0
-    most = 24 if config.planes > 1 else 32
+    most = 24 if n == 16 else 32
     assert 0.75 * most <= config.units * config.group <= most
     assert config.shared_memory <= 227 << 10
 
@@ -116,7 +130,7 @@ def test_blocks_run_at_once(shape, n):
     panels = -(-shape[1] // PANEL)
     units = plan(np.full(shape[0], 800), panels)
     config = configure(units, panels, n)
-    shares = -(-panels // config.held) * -(-n // config.width)
+    shares = -(-panels // config.held) * -(-n // config.columns)
     assert -(-len(units) // config.units) * shares <= 132
 
 
@@ -141,6 +155,26 @@ def test_product(rng, dtype, n, shape):
     hybrid_gather.product(layout, cupy.asarray(b), out)
     again = cupy.full(want.shape[::-1], np.nan, w.dtype).T
     hybrid_gather.product(layout, cupy.asarray(b.T.copy()).T, again)
+    assert (out.view(np.uint16) == again.view(np.uint16)).all()
+    rounding = {"float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    assert np.abs(out.get().astype(np.float64) - want).max() <= rounding * np.abs(want).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(77, 9000), (3000, 4096), (40, 8200), (500, 1304), (33, 20000)])
+def test_vector_that_is_read_by_fours(rng, dtype, shape):
+    cupy = pytest.importorskip("cupy")
+    w = families.make("iid", shape, zeros=0.9, dtype=dtype, rng=rng)
+    b = families.make("iid", (shape[1], 1), zeros=0.0, dtype=dtype, rng=rng)
+    want = w.astype(np.float64) @ b.astype(np.float64)
+    layout = hybrid_gather.prepare(cupy.asarray(w).view(np.uint16), lookup(dtype), cupy)
+    out = cupy.full(want.shape, np.nan, w.dtype)
+    hybrid_gather.product(layout, cupy.asarray(b), out)
+    every_second = cupy.zeros((shape[1], 2), b.dtype)
+    every_second[:, :1] = cupy.asarray(b)
+    again = cupy.full(want.shape, np.nan, w.dtype)
+    hybrid_gather.product(layout, every_second[:, :1], again)  # element by element
     assert (out.view(np.uint16) == again.view(np.uint16)).all()
     rounding = {"float16": 1e-3, "bfloat16": 8e-3}[dtype]
     assert np.abs(out.get().astype(np.float64) - want).max() <= rounding * np.abs(want).max()
