@@ -12,8 +12,8 @@ from sparse24._dtypes import lookup
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
+from sparse24._hybrid import few_columns
 from sparse24._hybrid import layouts as hybrid_layouts
-from sparse24._hybrid import predict as hybrid_predict
 from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_stored
 from sparse24.kernels import hybrid_overflow
@@ -52,7 +52,7 @@ def test_matrices_of_more_rows_than_a_grid_has(rng, monkeypatch):
     monkeypatch.setattr(hybrid_layouts, "MOST_BLOCKS", 2)
     h = hybrid(w)
     assert (h.matmul(b, algorithm="two_four") == w @ b).all()
-    monkeypatch.setattr(hybrid_predict, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(few_columns, "MOST_BLOCKS", 2)
     with pytest.raises(ArgumentError, match="algorithm must be one of"):
         hybrid(w).matmul(b[:, :8], algorithm="stream")
     monkeypatch.setattr(hybrid_stored, "MOST_BLOCKS", 2)

@@ -12,10 +12,10 @@ import pytest
 from sparse24._dtypes import lookup
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid import few_columns, room
 from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid import predict as hybrid_predict
-from sparse24._hybrid import room
 from sparse24.kernels import (
     hybrid_gather_plan,
     hybrid_kinds,
@@ -213,16 +213,16 @@ def test_rows_across_lines_are_counted_where_much_of_b_is_read():
     plain, base = (Units(np.ones((32, 64, 2), int), base) for base in (False, True))
     flat = Units(np.ones((64, 32, 2), int), rows=64, columns=128)
     flat_base = Units(np.ones((64, 32, 2), int), True, 64, 128)
-    longer = {n: [hybrid_predict._longer(u, n) for u in (plain, base, flat, flat_base)]
+    longer = {n: [few_columns._longer(u, n) for u in (plain, base, flat, flat_base)]
               for n in (64, 96, 128)}  # fmt: skip
-    across = hybrid_predict.ACROSS_LINES
-    many = hybrid_predict.FLAT_BASE
+    across = few_columns.ACROSS_LINES
+    many = few_columns.FLAT_BASE
     assert longer == {64: [1, 1, 1, many], 96: [1, across, across, across**2], 128: [1, 1, 1, many]}
-    assert hybrid_predict._longer(flat, 8) == hybrid_predict.FLAT_FEW
-    assert hybrid_predict._longer(flat_base, 32) == 1
+    assert few_columns._longer(flat, 8) == few_columns.FLAT_FEW
+    assert few_columns._longer(flat_base, 32) == 1
     small = Units(np.ones((8, 64, 2), int))
-    found = [hybrid_predict._longer(small, n) for n in (64, 96, 128)]
-    assert found == [1, hybrid_predict.WIDE_SMALL, hybrid_predict.WIDE_SMALL]
+    found = [few_columns._longer(small, n) for n in (64, 96, 128)]
+    assert found == [1, few_columns.WIDE_SMALL, few_columns.WIDE_SMALL]
 
 
 @pytest.mark.parametrize("n", [8, 64, 256])
@@ -321,7 +321,7 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
     )  # fmt: skip
     lines = hybrid_lines.H200_LINES
     hopper, ampere, small = (
-        hybrid_predict._few_columns_times(h, 4, lines, device)
+        few_columns.times(h, 4, lines, device)
         for device in (
             H200,
             Chip(108, 163 << 10, "80"),

@@ -9,18 +9,16 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid import few_columns, room
 from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
-from sparse24._hybrid import room
+from sparse24._hybrid.few_columns import ITEMSIZE
 from sparse24._hybrid.layouts import (
-    MOST_BLOCKS,
     excess,
     filled_tiles,
-    gather_units,
     live_columns,
     panel_units,
     row_lengths,
-    rows_plan,
     scatter_units,
     strips_work,
 )
@@ -35,31 +33,20 @@ WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are l
 TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (512, 1.4), (1 << 62, 1.5))
 TWO_FOUR_LEAST = 1e10  # multiply-adds; with fewer, launches and tiles take what 2:4 gains
 STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
-GATHER_COLUMNS = 16
-STREAM_ROWS = 16  # of a block that packs them
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
-# Where scatter takes longer than its line predicts (docs/benchmarks/log_hybrid.rst), as factors:
-WIDE_SMALL = 1.2  # small matrices by more than SPAN columns: many sums meet
-ACROSS_LINES = 1.3  # much of b is read, and its rows begin within lines of memory
-FLAT_FEW = 1.12  # units of 128 columns, up to 8 columns of b: sums go through global memory
-FLAT_BASE, FLAT_BASE_FROM = 1.13, 33  # units of 128 columns with 2:4 tiles, from 33 columns on
 # Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
 OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
 COLUMNS, ODD_ROWS = "columns", "odd rows"  # how b lies where it may have to be copied
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
 COPYING = ("scatter", "slots", "regrouped", "panel")
-ITEMSIZE = 2  # bytes of their elements
-# Seconds by which paths take longer that copy parts of b to shared memory, where they have little
-# to multiply it by (docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"):
-STAGED_BYTE = 1.8e-13  # rows: for each byte that a block copies
+# Seconds by which the panel takes longer, which copies b to shared memory, where it has little to
+# multiply it by (docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"):
 PANEL_BYTE = 4.5e-16  # panel: for each row of the matrix, and byte of b
 PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # panel: for each row of b beyond so many
-GATHER_FREE, GATHER_BYTE = 16384, 1.75e-15  # gather: the same as panel's, if b has more rows,
-GATHER_STEP = 2e-11  # and for each byte of b
-GATHER_WIDE = 9.5e-14  # gather by more than 8 columns: for each byte of the dense matrix
 # csr: each time that a thread waits for elements and then for rows of b ("Rows of unlike length").
 CSR_ROUND = 1.4e-7
+CSR_SHORT = 1.35  # csr: the factor by which elements of 16 bits take longer than its line
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
@@ -89,14 +76,14 @@ def predictions(h, n: int, copied: str | None = None) -> dict[str, float]:
     moved = 2 * h.shape[1] * n * dtype.itemsize
     copying = line_of(lines, "copy", n).seconds(0, moved)
     times |= {path: times[path] + copying for path in copying_paths(h, times, n, copied)}
-    if copied and "scatter" in times and _scatter_takes_any(n):
+    if copied and "scatter" in times and few_columns.scatter_takes_any(n):
         times["scatter"] += BY_WARPS[scatter_units(h).base]
     return times
 
 
 def _of_fuller_matrices(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The paths that copy parts of `b` to shared memory, or gather it, for many non-zeros."""
-    times = _few_columns_times(h, n, lines, device) | _panel_time(h, n, lines, device)
+    times = few_columns.times(h, n, lines, device) | _panel_time(h, n, lines, device)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines, device)
     if h._dtype.itemsize == ITEMSIZE and n > STREAM_COLUMNS:
@@ -110,14 +97,8 @@ def copying_paths(h, times: dict[str, float], n: int, copied: str) -> list[str]:
     known = [path for path in times if path in COPYING] if copied else []
     if not known or h._dtype.itemsize != ITEMSIZE:  # on the CPU tiles need not be there
         return found
-    without = {"scatter"} if _scatter_takes_any(n) else set()
+    without = {"scatter"} if few_columns.scatter_takes_any(n) else set()
     return found + [path for path in known if path not in without]
-
-
-def _scatter_takes_any(n: int) -> bool:
-    from sparse24.kernels import hybrid_scatter
-
-    return hybrid_scatter.takes_any(n)
 
 
 def copied_by(n: int, b_order: str = "row") -> str:
@@ -125,67 +106,6 @@ def copied_by(n: int, b_order: str = "row") -> str:
     if b_order != "row":
         return COLUMNS
     return ODD_ROWS if n * ITEMSIZE % 16 != 0 else ""
-
-
-def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
-    """The paths that read the non-zeros once."""
-    from sparse24.kernels import (
-        hybrid_gather,
-        hybrid_rows,
-        hybrid_rows_plan,
-        hybrid_scatter,
-        hybrid_scatter_plan,
-        hybrid_stream,
-    )
-    from sparse24.kernels import hybrid_gather_plan as gather_plan
-
-    dtype, k = h._dtype, h.shape[1]
-    times = {}
-    if hybrid_stream.refuses(dtype, n) is None and h.shape[0] <= MOST_BLOCKS * STREAM_ROWS:
-        nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
-        times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
-    if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
-        units = scatter_units(h)
-        effort = hybrid_scatter_plan.effort(units, n, device.multiprocessors)
-        line = line_of(lines, "base" if units.base else "scatter", n)
-        times["scatter"] = _longer(units, n) * line.seconds(*effort)
-    fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
-    if fits and hybrid_rows.refuses(k, dtype, n) is None:
-        plan = rows_plan(h)
-        effort = hybrid_rows_plan.effort(plan, dtype, device.multiprocessors)
-        line = line_of(lines, hybrid_lines.ROWS_LINES[dtype.itemsize], n)
-        copied = plan.of_blocks.size * hybrid_rows.shared_memory(k, dtype, n, plan.warps)
-        times["rows"] = line.seconds(*effort) + STAGED_BYTE * copied
-    fits = device.most_shared >= gather_plan.PANEL_BYTES * (1 + gather_plan.MOST_HELD)
-    if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
-        effort = gather_plan.effort(gather_units(h), k, n, device)
-        times["gather"] = line_of(lines, "gather", n).seconds(*effort) + _gathers_longer(h, n)
-    return times
-
-
-def _gathers_longer(h, n: int) -> float:
-    """Seconds by which gather takes longer than its line predicts, for many rows of `b`."""
-    (m, k), wide = h.shape, n > hybrid_lines.COLUMN_CLASSES["gather"][-2]
-    longer = GATHER_WIDE * h.size * ITEMSIZE if wide else 0.0
-    if k > GATHER_FREE:
-        longer += k * n * ITEMSIZE * (GATHER_BYTE * m + GATHER_STEP)
-    return longer
-
-
-def _longer(units, n: int) -> float:
-    """The factor by which scatter takes longer with these units than its line predicts."""
-    from sparse24.kernels.hybrid_scatter_plan import SPAN
-    from sparse24.kernels.hybrid_scatter_units import TILE_COLUMNS
-
-    flat = units.columns > TILE_COLUMNS
-    bands, across = units.lines.shape
-    if n > SPAN and bands * units.rows * across * units.columns < hybrid_lines.SMALL:
-        return WIDE_SMALL
-    if n > SPAN and n % SPAN:
-        return ACROSS_LINES ** (flat + units.base)
-    if flat and units.base:
-        return FLAT_BASE if n >= FLAT_BASE_FROM else 1.0
-    return FLAT_FEW if flat and _scatter_takes_any(n) else 1.0
 
 
 def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
@@ -214,6 +134,8 @@ def _csr_time(h, n: int, lines) -> dict[str, float]:
     seconds = line.seconds(*hybrid_csr_plan.effort(h.shape, h.nnz, n, h._dtype))
     if h.density < hybrid_cost.NEARLY_EMPTY or not h.nnz:
         return {"csr": seconds}
+    if h._dtype.itemsize == ITEMSIZE:
+        seconds *= CSR_SHORT
     rounds = hybrid_csr_plan.rounds(h.shape, h.nnz, int(row_lengths(h)[0]), n, h._dtype)
     return {"csr": max(seconds, line.fixed + CSR_ROUND * rounds)}
 
