@@ -32,6 +32,9 @@ class HybridArray(HybridStorage):
     the device, and so do the first product of a kind, `explain` and `summary` where they need
     counts of the matrix for the first time.  Later products, `toarray` and `mask` do not.
 
+    `numpy.concatenate`, `vstack` and `hstack` join matrices of one type and device; on a GPU that
+    waits, too.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24
@@ -41,6 +44,8 @@ class HybridArray(HybridStorage):
     <HybridArray 100x80 float32, 59.5% zeros, cpu>
     >>> bool((H @ np.ones(80, np.float32) == w.sum(1)).all())
     True
+    >>> np.concatenate([H, H])
+    <HybridArray 200x80 float32, 59.5% zeros, cpu>
     """
 
     __slots__ = ()

@@ -42,11 +42,16 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
     On the GPU this waits once, for the counts.
     """
     rows = source.csr_rows()
-    if rows is not None and hybrid_listed.are_worth_listing(rows.bits.size, source.shape):
-        listed = hybrid_listed.listed(rows, source.shape, source.dtype)
-        return listed, listed.nnz
     form = Form(source.shape, source.dtype, source.xp)
-    return _build_tiles(form, source if rows is None else rows, choose)
+    return _build_tiles(form, source, choose) if rows is None else of_rows(form, rows, choose)
+
+
+def of_rows(form: Form, rows: CsrRows, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
+    """The same of non-zeros row by row."""
+    if hybrid_listed.are_worth_listing(rows.bits.size, form.shape):
+        listed = hybrid_listed.listed(rows, form.shape, form.dtype)
+        return listed, listed.nnz
+    return _build_tiles(form, rows, choose)
 
 
 def tiles_of(listed: ListedRows, choose: Chooser) -> ht.Tiles:

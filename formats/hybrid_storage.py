@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, Self, cast
 
 from sparse24 import _arrays, _devices, _dtypes, _storage, _table
@@ -11,11 +12,12 @@ from sparse24.formats import (
     hybrid_arithmetic,
     hybrid_build,
     hybrid_indexing,
+    hybrid_joining,
     hybrid_reductions,
 )
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
-from sparse24.formats.hybrid_stored import HybridStored
+from sparse24.formats.hybrid_stored import HybridStored, chooser
 
 
 class HybridStorage(HybridStored):
@@ -62,6 +64,21 @@ class HybridStorage(HybridStored):
         starts, columns, bits = self.held()
         values = bits.view(self._dtype.logical).copy()  # the caller may write them
         return convert.csr_of(starts, columns, values, self.shape, dtype)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function in hybrid_joining.JOINS:
+            return hybrid_joining.JOINS[function](*args, **kwargs)
+        return super().__array_function__(function, types, args, kwargs)
+
+    @_devices.on_own_device
+    def _joined(self, matrices: Sequence[HybridStored], axis: int) -> Self:
+        """Matrices of this one's type and device joined along an axis."""
+        (m, k), total = self.shape, sum(matrix.shape[axis] for matrix in matrices)
+        shape = (total, k) if axis == 0 else (m, total)
+        rows = hybrid_joining.joined_rows(matrices, shape, axis)
+        form = hybrid_build.Form(shape, self._dtype, _arrays.namespace(rows.bits))
+        choose = chooser(self._dtype, _arrays.is_cupy(rows.bits), self.n_hint)
+        return type(self)(*hybrid_build.of_rows(form, rows, choose), self.n_hint)
 
     def _fields(self):
         return self.stored, self._nnz, self.n_hint

@@ -60,7 +60,7 @@ class HybridStored(SparseArray):
     def build(cls, w, *, n_hint: int | None = None, dtype=None) -> Self:
         """Build from a dense, scipy or cupyx matrix; see `sparse24.hybrid`."""
         source = Source(w, dtype)
-        choose = _chooser(source.dtype, source.xp is not np, n_hint)
+        choose = chooser(source.dtype, source.xp is not np, n_hint)
         stored, nnz = hybrid_build.build(source, choose)
         return cls(stored, nnz, n_hint)
 
@@ -93,7 +93,7 @@ class HybridStored(SparseArray):
         """The tiles of a matrix of which only the rows are stored."""
         _refuse_tall(self.stored)
         on_gpu = _arrays.is_cupy(self.stored.home)
-        choose = _chooser(self._dtype, on_gpu, self._n_hint)
+        choose = chooser(self._dtype, on_gpu, self._n_hint)
         return hybrid_build.tiles_of(cast(ListedRows, self.stored), choose)
 
     @property
@@ -222,7 +222,7 @@ class HybridStored(SparseArray):
         return name in self._prepared
 
 
-def _chooser(dtype: _dtypes.DType, on_gpu: bool, n_hint: int | None) -> hybrid_build.Chooser:
+def chooser(dtype: _dtypes.DType, on_gpu: bool, n_hint: int | None) -> hybrid_build.Chooser:
     """What chooses the kinds of tiles by their counts."""
     rates = hybrid_cost.rates_for(dtype, on_gpu)
     n = n_hint or hybrid_cost.DEFAULT_N
