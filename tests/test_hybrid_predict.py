@@ -337,3 +337,33 @@ def test_a_path_is_left_to_cublas_unless_it_is_clearly_faster():
     for seconds, choice in ((0.98e-5, "cublas"), (0.96e-5, "stream"), (2e-5, "cublas")):
         found, _ = hybrid_choice._best({"stream": seconds, "cublas": 1e-5, "tiles": 1e-3})
         assert found == choice
+
+
+def with_even_rows(shape, zeros):
+    """What predictions of the paths for few columns read of such a matrix."""
+    m, k = shape
+    lengths = np.full(m, round(k * (1 - zeros)))
+    panels = -(-k // hybrid_gather_plan.PANEL)
+    known = {"gather units": SimpleNamespace(value=hybrid_gather_plan.plan(lengths, panels))}
+    return SimpleNamespace(
+        _dtype=lookup("float16"), size=m * k, shape=shape, density=1 - zeros,
+        nnz=int(lengths.sum()), prepared=lambda name, make: known[name],
+    )  # fmt: skip
+
+
+def test_gather_is_as_slow_as_the_block_with_most_columns():
+    even, uneven = (with_even_rows((4096, k), 0.7) for k in (8192, 11008))
+    seconds = [
+        few_columns._gather_time(h, 8, hybrid_lines.H200_LINES, H200)["gather"]
+        for h in (even, uneven)
+    ]
+    # 1.34 times as many elements, of which one block of two has 1.49 times its share.
+    assert seconds[1] > 1.8 * seconds[0]
+
+
+def test_gather_by_many_columns_has_at_most_two_panels():
+    lines = hybrid_lines.H200_LINES
+    for k, found in ((4096, True), (8192, True), (8193, False)):
+        h = with_even_rows((4096, k), 0.95)
+        assert bool(few_columns._gather_time(h, 16, lines, H200)) == found
+        assert few_columns._gather_time(h, 8, lines, H200)
