@@ -102,6 +102,11 @@ def csr_of(starts, columns, values, shape, dtype=None):
     return csr
 
 
+def column_type(k: int) -> Any:
+    """The type that holds the numbers of `k` columns."""
+    return np.int32 if k <= np.iinfo(np.int32).max else np.int64
+
+
 def kept_of(starts, columns, values, kept) -> tuple[Any, Any, Any]:
     """Where rows start, and their elements, of those that are kept alone."""
     xp = _arrays.namespace(values)

@@ -53,8 +53,7 @@ class Source:
         if not self.sparse:
             return None
         matrix = self.matrix if self.matrix.has_canonical_format else self._in_order()
-        narrow = np.int32 if self.shape[1] <= np.iinfo(np.int32).max else np.int64
-        columns = matrix.indices.astype(narrow, copy=False)
+        columns = matrix.indices.astype(convert.column_type(self.shape[1]), copy=False)
         bits = self._in_dtype(matrix.data).view(self.dtype.storage)
         return CsrRows(matrix.indptr.astype(np.int64, copy=False), columns, bits)
 

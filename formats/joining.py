@@ -30,7 +30,8 @@ class Joining:
 
 def concatenate(arrays: Any, /, axis: int = 0, out=None, dtype=None, casting=None) -> Any:
     """What `numpy.concatenate` gives for sparse arrays; groups are joined whole."""
-    arrays = _alike(arrays, "concatenate", out=out, dtype=dtype, casting=casting)
+    refuse_options("concatenate", out=out, dtype=dtype, casting=casting)
+    arrays = _alike(arrays, "concatenate")
     first = arrays[0]
     axis = _check.axis(axis, first.ndim) - first.ndim
     for array in arrays:
@@ -46,7 +47,8 @@ def concatenate(arrays: Any, /, axis: int = 0, out=None, dtype=None, casting=Non
 
 def stack(arrays: Any, /, axis: int = 0, out=None, dtype=None, casting=None) -> Any:
     """What `numpy.stack` gives for sparse arrays; the new axis comes before rows and columns."""
-    arrays = _alike(arrays, "stack", out=out, dtype=dtype, casting=casting)
+    refuse_options("stack", out=out, dtype=dtype, casting=casting)
+    arrays = _alike(arrays, "stack")
     first = arrays[0]
     number = _check.axis(axis, first.ndim + 1)
     if number > first.ndim - 2:
@@ -69,14 +71,18 @@ def _stored_joined(arrays: list[Any], axis: int, *, new: bool) -> Any:
     return transposed[0]._joined(transposed, -3 - axis if axis > -3 else axis, new=new).mT
 
 
-def _alike(arrays: Any, name: str, **options: Any) -> list[Any]:
-    """The arrays, which are of one format, type, device and axis."""
+def refuse_options(name: str, **options: Any) -> None:
+    """Raise if one of the options of this function of NumPy's is given."""
     given = ", ".join(f"{option}=" for option, value in options.items() if value is not None)
     if given:
         raise ArgumentError(
             f"numpy.{name} takes no {given} with sparse arrays; leave it out, and convert the "
             "result with .astype(...)"
         )
+
+
+def _alike(arrays: Any, name: str) -> list[Any]:
+    """The arrays, which are of one format, type, device and axis."""
     arrays = list(arrays)
     first = next(array for array in arrays if isinstance(array, Joining))
     for array in arrays:
@@ -90,6 +96,20 @@ def _check_alike(first: Any, array: Any, name: str) -> None:
             f"{name} joins sparse arrays of one format and pattern, got {_kind(first)} and "
             f"{_kind(array)}; compress dense ones first"
         )
+    check_type_and_device(first, array, name)
+    if array.axis != first.axis:
+        raise ArgumentError(
+            f"{name} joins arrays whose groups run along one axis, got {first.axis} and "
+            f"{array.axis}; compress them with the same axis="
+        )
+    if array.ndim != first.ndim:
+        raise ShapeError(
+            f"{name} needs arrays of as many axes, got {first.shape} and {array.shape}"
+        )
+
+
+def check_type_and_device(first: Any, array: Any, name: str) -> None:
+    """Raise unless both arrays are of one type and on one device."""
     if array.dtype != first.dtype:
         raise DTypeError(
             f"{name} joins sparse arrays of one type, got {first.dtype} and {array.dtype}; "
@@ -99,15 +119,6 @@ def _check_alike(first: Any, array: Any, name: str) -> None:
         raise DeviceError(
             f"{name} joins arrays of one device, got {first.device} and {array.device}; move one "
             "with .to_device(...)"
-        )
-    if array.axis != first.axis:
-        raise ArgumentError(
-            f"{name} joins arrays whose groups run along one axis, got {first.axis} and "
-            f"{array.axis}; compress them with the same axis="
-        )
-    if array.ndim != first.ndim:
-        raise ShapeError(
-            f"{name} needs arrays of as many axes, got {first.shape} and {array.shape}"
         )
 
 
@@ -132,9 +143,13 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[len(shape) + axis + 1 :])
 
 
-JOINS: dict[Any, Callable[..., Any]] = {
-    np.concatenate: concatenate,
-    np.stack: stack,
-    np.vstack: functools.partial(concatenate, axis=0),
-    np.hstack: functools.partial(concatenate, axis=1),
-}
+def names_of(concatenate: Callable[..., Any]) -> dict[Any, Callable[..., Any]]:
+    """NumPy's functions that join along an axis there is, by a format's way to do so."""
+    return {
+        np.concatenate: concatenate,
+        np.vstack: functools.partial(concatenate, axis=0),
+        np.hstack: functools.partial(concatenate, axis=1),
+    }
+
+
+JOINS = names_of(concatenate) | {np.stack: stack}

@@ -53,14 +53,6 @@ def test_layout_holds_every_element_once(rng, shape, zeros, family, most_words):
     assert sorted(layout.arrays.rows[layout.arrays.rows >= 0]) == list(range(shape[0]))
 
 
-def test_neighbouring_lanes_read_different_banks(rng):
-    w = families.make("iid", (32, 4096), zeros=0.9, dtype="float16", rng=rng).view(np.uint16)
-    layout = hybrid_gather.prepare(w, lookup("float16"), most_words=32 * 4096)
-    lines = np.moveaxis((layout.arrays.words & 0xFFFF).reshape(-1, 4, 8, 4) // 16, 2, 3)
-    fullest = [np.bincount(np.unique(eight) % 8).max() for eight in lines.reshape(-1, 8)]
-    assert np.mean(fullest) < 1.5  # by chance it would be 2.7
-
-
 @pytest.mark.parametrize("most_words", [32 * 4096, 4096, 1000, 400])
 def test_lanes_that_read_at_once_read_different_banks(rng, most_words):
     """Lines of 16, 8 and 4 bytes, which 8, 16 and 32 neighbouring lanes read at once."""
@@ -68,11 +60,11 @@ def test_lanes_that_read_at_once_read_different_banks(rng, most_words):
     layout = hybrid_gather.prepare(w, lookup("float16"), most_words=most_words)
     words = layout.arrays.words.reshape(-1, 32, 4).swapaxes(1, 2).reshape(-1, 32)
     lines = (words & 0xFFFF)[(words >> 16 != 0).all(1)] // 16
-    by_chance = {8: 2.6, 16: 3.1, 32: 3.5}
+    most = {8: 1.5, 16: 2.0, 32: 2.2}  # by chance 2.6, 3.1 and 3.5
     pairs_of_rows = layout.arrays.heights.max() == 2  # the halves of a warp cannot be told apart
     for at_once in (8, 32) if pairs_of_rows else (8, 16, 32):
         fullest = [np.bincount(x % at_once).max() for x in lines.reshape(-1, at_once)]
-        assert np.mean(fullest) < 0.65 * by_chance[at_once]
+        assert np.mean(fullest) < most[at_once]
 
 
 def test_long_rows_come_few_to_a_unit():

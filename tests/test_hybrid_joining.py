@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused(rng):
         np.concatenate([h, h.astype("float16")])
     with pytest.raises(s24.ShapeError, match=r"differ in axis 0 only, got shapes \(8, 16\) and"):
         np.concatenate([h, h[:, :8]])
-    with pytest.raises(s24.ArgumentError, match=r"takes no dtype= with hybrid matrices"):
+    with pytest.raises(s24.ArgumentError, match=r"takes no dtype= with sparse arrays"):
         np.concatenate([h, h], dtype=np.float64)
     with pytest.raises(s24.ArgumentError, match="axis must be in"):
         np.concatenate([h, h], axis=2)
