@@ -111,7 +111,7 @@ def _defines(name: str, panels: int, height: int, config: Config, load: int) -> 
     return (
         ("ELEMENT", name), ("PANELS", panels), ("HEIGHT", height), ("COLUMNS", config.columns),
         ("UNITS", config.units), ("GROUP", config.group), ("HELD", config.held),
-        ("AHEAD", config.ahead), ("B_LOAD", load),
+        ("EARLY", config.early), ("AHEAD", config.ahead), ("B_LOAD", load),
     )  # fmt: skip
 
 

@@ -20,8 +20,10 @@ START_UNITS = 0.3  # the same in units, for blocks that run at once
 SHARING = 0.03  # to add the sums of lanes that share a row, relative to the time of a unit
 WORD_BYTES = 4
 STEP_BYTES = 32 * 4 * WORD_BYTES  # of a warp, whose lanes take four words each
-AHEAD, WIDE_AHEAD = 3, 5  # steps of a warp on their way; with 16 columns
+# Steps of a warp on their way, before b and in all, by columns: docs/benchmarks/log_hybrid.rst.
+RINGS = {1: (3, 4), 2: (2, 4), 4: (2, 3), 8: (2, 3), 16: (3, 5)}
 LEAST_LINE = 4  # bytes: a line of one element is kept in single precision
+ALONE = 116 << 10  # bytes that leave no room for a second block, which would only hold up the first
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,19 @@ class Config:
         return f"c{self.columns}u{self.units}g{self.group}h{self.held}"
 
     @property
+    def early(self) -> int:
+        """Steps of a warp that are asked for before b."""
+        return RINGS[self.columns][0]
+
+    @property
     def ahead(self) -> int:
         """Steps of a warp on their way.  The sums of a unit take their place, and must fit."""
-        return WIDE_AHEAD if self.columns == WIDE else AHEAD
+        return RINGS[self.columns][1]
 
     @property
     def shared_memory(self) -> int:
         panels = self.held * PANEL * max(2 * self.columns, LEAST_LINE)
-        return panels + STEP_BYTES * self.ahead * self.units * self.group
+        return max(ALONE, panels + STEP_BYTES * self.ahead * self.units * self.group)
 
 
 def plan(lengths: np.ndarray, panels: int, chip: Chip = H200) -> Units:

@@ -1,7 +1,7 @@
 // hybrid_gather: A @ b for a very sparse 16-bit A and up to 16 columns: every non-zero reads its line of b.
 //
 //   words   [steps][32 lanes][4]  bits 16-31: element; bits 4-15: column within its panel, so that bits 0-15 are its
-//                                 offset among lines of 16 bytes; 0 is padding
+//                                 offset among lines of 16 bytes; padding is a zero element
 //   begins  [PANELS][units] + 1   first step of a unit's part in a panel
 //   heights [units]               rows of a unit, a power of two up to HEIGHT
 //   rows    [units][HEIGHT]       numbers of a unit's rows, then -1; rows of a unit are of similar length
@@ -16,15 +16,15 @@
 // ring: [column][row of the unit].  After a barrier of the cluster, the blocks share the additions over warps and
 // blocks.  A second barrier keeps the shared memory of every block alive until the others have read it.
 //
-// The first words are loaded before the kernel waits for the preceding one in the stream, as no kernel writes them;
-// b is loaded afterwards (programmatic.cuh).
+// EARLY steps are copied before the kernel waits for the preceding one in the stream, as no kernel writes words; b is
+// copied afterwards (programmatic.cuh).
 //
-// The elements of a row may come in any order.  The launcher sorts them such that lanes that shared memory serves at
-// once mostly read from different banks: eight of them lines of 16 bytes, 32 of them lines of four.  Partial sums are
-// added in a fixed order: the same bits every time.
+// The elements of a row may come in any order.  They are sorted (hybrid_gather_order.cu) such that lanes that shared
+// memory serves at once mostly read from different banks: eight of them lines of 16 bytes, 16 lines of eight, 32 lines
+// of four.  Partial sums are added in a fixed order: the same bits every time.
 // The bounds are the 4 bytes read for each non-zero, and the one or two instructions of each multiply-add.
 //
-// Macros: ELEMENT PANELS HEIGHT COLUMNS UNITS GROUP HELD AHEAD, and B_LOAD, how b is read
+// Macros: ELEMENT PANELS HEIGHT COLUMNS UNITS GROUP HELD EARLY AHEAD, and B_LOAD, how b is read
 // (include/gather_lines.cuh).
 // Reference: a dense product.  Launcher: kernels/hybrid_gather.py.
 #include "numeric.cuh"
@@ -93,7 +93,8 @@ product(const Left a, const Right b, const Product out) {
     }
     wait_for_previous();
     fetch_panels(panels, b, rank * HELD, column0);
-    if (kCopied) copy_wait<0>();
+    steps.follow();
+    if (kCopied) copy_wait<AHEAD - EARLY>();
     __syncthreads();
     float acc[COLUMNS] = {};
     steps.add(acc, panels + held * kPanelBytes);

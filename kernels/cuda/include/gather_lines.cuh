@@ -51,9 +51,9 @@ template <Kind kind> __device__ float high_of(u32 pair) {
 }
 
 // Fill panels, from number `rank` of the matrix on, with the lines of b that they need; a barrier must follow.  Lines and
-// columns beyond b are not filled: no word points at such a line (padding points at line 0), and such columns are not
-// stored.  Blocks begin at different lines (by `turn`, any number that spreads them); otherwise all would ask the same
-// slice of L2 at the same time: docs/benchmarks/log_hybrid.rst.
+// columns beyond b are not filled: no word points at such a line (padding points at one that another lane needs, or at
+// line 0), and such columns are not stored.  Blocks begin at different lines (by `turn`, any number that spreads them);
+// otherwise all would ask the same slice of L2 at the same time: docs/benchmarks/log_hybrid.rst.
 #if B_LOAD == 2 && COLUMNS == 1
 // All panels as one stretch, four elements at a time: first all loads, then all stores.
 __device__ inline void fetch_panels(u32 panels, const Right& b, int rank, Count) {

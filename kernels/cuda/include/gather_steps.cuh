@@ -3,6 +3,8 @@
 #include "gather_lines.cuh"
 
 constexpr int kStepBytes = 32 * 16, kRingBytes = AHEAD * kStepBytes;  // of a warp
+constexpr int kAtOnce = COLUMNS <= 2 ? 2 : 1;                         // steps
+static_assert(AHEAD % kAtOnce == 0 && AHEAD - EARLY <= EARLY);
 
 struct Left {
     const uint4* words;
@@ -16,6 +18,9 @@ struct Left {
 // its own copies alone.  (Loads into registers would all be counted by one scoreboard: the compiler waits for the load
 // that was issued last whenever it needs the first.)  Loops are not unrolled: most products have few steps for a warp,
 // and a longer kernel is slower to start.
+//
+// Only EARLY steps are asked for before b, each further one when one of them has come.  If all were, b would wait behind
+// them in the L2 cache, and every block for b (docs/benchmarks/log_hybrid.rst).
 class Steps {
   public:
     __device__ explicit Steps(u32 ring) : slots_(ring + threadIdx.x % 32 * 16) {}
@@ -30,15 +35,28 @@ class Steps {
             steps_ = steps * (part + 1) / parts - at;
         }
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) copy(i, i);
+        for (int i = 0; i < EARLY; ++i) copy(i, i);
+    }
+    // Fill the rest of the ring, once b has been asked for.
+    __device__ void follow() const {
+#pragma unroll
+        for (int i = EARLY; i < AHEAD; ++i) {
+            copy_wait<EARLY - 1 + (kCopied ? HELD : 0)>();
+            copy(i, i);
+        }
     }
     __device__ void add(float (&acc)[COLUMNS], u32 panel) const {
 #pragma unroll 1
-        for (int step = 0, slot = 0; step < steps_; ++step) {
-            copy_wait<AHEAD - 1>();
-            add_step(acc, load_shared4(slots_ + slot * kStepBytes), panel);
-            copy(step + AHEAD, slot);
-            slot = slot + 1 < AHEAD ? slot + 1 : 0;
+        for (int step = 0, slot = 0; step < steps_; step += kAtOnce) {
+            copy_wait<AHEAD - kAtOnce>();
+            u32 words[4 * kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) load(words + 4 * i, slot + i, i == 0 || step + i < steps_);
+            add_words(acc, words, panel, [&] {
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) copy(step + AHEAD + i, slot + i);
+            });
+            slot = slot + kAtOnce < AHEAD ? slot + kAtOnce : 0;
         }
 #pragma unroll 1
         for (int step = height_; step < 32; step *= 2)
@@ -51,18 +69,25 @@ class Steps {
         if (step < steps_) copy16(slots_ + slot * kStepBytes, from_ + 32 * step, once_);
         copy_commit();
     }
-    __device__ static void add_step(float (&acc)[COLUMNS], const uint4& four, u32 panel) {
-        const u32 words[4] = {four.x, four.y, four.z, four.w};
-        u32 at[4];
+    __device__ void load(u32* words, int slot, bool real) const {
+        const uint4 four = load_shared4(slots_ + slot * kStepBytes);
+        words[0] = real ? four.x : 0, words[1] = real ? four.y : 0;
+        words[2] = real ? four.z : 0, words[3] = real ? four.w : 0;
+    }
+    // `refill` is called when words and lines have been asked for, before the sums wait for them.
+    template <int count, class Refill>
+    __device__ static void add_words(float (&acc)[COLUMNS], const u32 (&words)[count], u32 panel, Refill refill) {
+        u32 at[count];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) at[i] = panel + place((words[i] & 0xffff) * kLineBytes / 16);
+        for (int i = 0; i < count; ++i) at[i] = panel + place((words[i] & 0xffff) * kLineBytes / 16);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c += Line::kElements) {
-            Line lines[4];
+            Line lines[count];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) lines[i].load(at[i] ^ c * 2);
+            for (int i = 0; i < count; ++i) lines[i].load(at[i] ^ c * 2);
+            if (c == 0) refill();
 #pragma unroll
-            for (int i = 0; i < 4; ++i) lines[i].add(acc + c, high_of<Kind::ELEMENT>(words[i]));
+            for (int i = 0; i < count; ++i) lines[i].add(acc + c, high_of<Kind::ELEMENT>(words[i]));
         }
     }
     const uint4* from_ = nullptr;
