@@ -14,7 +14,13 @@ PANEL_BYTES = PANEL * 16
 MOST_HELD = 2  # panels that fit into shared memory beside the sums
 MOST_PANELS, MOST_CLUSTER = 16, 8  # panels of a matrix; blocks of a cluster
 MOST_WARPS = 32
-WIDE, MOST_WIDE_WARPS = 16, 24  # columns that need more registers, and warps that have them
+WIDE = 16  # columns that need more registers
+# Warps of a block where fewer take less time, by columns: up to so many words of a multiprocessor.
+# A block of few warps starts sooner, and beside the one before it (docs/benchmarks/log_hybrid.rst).
+FEWER_WARPS = {
+    1: ((2000, 8), (4500, 24)), 2: ((2000, 8), (4500, 24)), 4: ((16000, 24),), 8: ((26000, 24),),
+    WIDE: ((np.inf, 24),),
+}  # fmt: skip
 START_ROWS = 48  # rows of the matrix that take as long as to begin a block and read its panel
 START_UNITS = 0.3  # the same in units, for blocks that run at once
 SHARING = 0.03  # to add the sums of lanes that share a row, relative to the time of a unit
@@ -23,7 +29,6 @@ STEP_BYTES = 32 * 4 * WORD_BYTES  # of a warp, whose lanes take four words each
 # Steps of a warp on their way, before b and in all, by columns: docs/benchmarks/log_hybrid.rst.
 RINGS = {1: (3, 4), 2: (2, 4), 4: (2, 3), 8: (2, 3), 16: (3, 5)}
 LEAST_LINE = 4  # bytes: a line of one element is kept in single precision
-ALONE = 116 << 10  # bytes that leave no room for a second block, which would only hold up the first
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Config:
     @property
     def shared_memory(self) -> int:
         panels = self.held * PANEL * max(2 * self.columns, LEAST_LINE)
-        return max(ALONE, panels + STEP_BYTES * self.ahead * self.units * self.group)
+        return panels + STEP_BYTES * self.ahead * self.units * self.group
 
 
 def plan(lengths: np.ndarray, panels: int, chip: Chip = H200) -> Units:
@@ -93,7 +98,7 @@ def dealt(
 def _seconds(units: Units, config: Config, panels: int, chip: Chip) -> float:
     """Relative time of a product with one column."""
     busiest, waves = _busiest(units, config, panels, 1, chip)
-    idle = MOST_WARPS / (config.units * config.group)
+    idle = warps_of(units, config.columns, chip) / (config.units * config.group)
     start = waves * START_UNITS * units.words.mean()
     return (busiest * idle + start) * (1 + SHARING * MOST_HEIGHT / units.rows)
 
@@ -128,10 +133,17 @@ def width(n: int, panels: int, chip: Chip = H200) -> int:
     return next((c for c in (1, 2, 4, 8) if c >= n), WIDE if wide else 8)
 
 
+def warps_of(units: Units, columns: int, chip: Chip) -> int:
+    """Warps that a block may have."""
+    words = units.words.sum() / chip.multiprocessors
+    return next((warps for most, warps in FEWER_WARPS[columns] if words <= most), MOST_WARPS)
+
+
 def configure(units: Units, panels: int, n: int, chip: Chip = H200) -> Config:
     """Units of a block such that blocks fill whole waves."""
     columns = width(n, panels, chip)
-    held, warps = (1, MOST_WIDE_WARPS) if columns == WIDE else (min(panels, MOST_HELD), MOST_WARPS)
+    held = 1 if columns == WIDE else min(panels, MOST_HELD)
+    warps = warps_of(units, columns, chip)
     start = START_ROWS / units.rows
 
     def seconds(config: Config) -> float:

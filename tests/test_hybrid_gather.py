@@ -16,6 +16,7 @@ from sparse24.kernels.hybrid_gather_plan import (
     configure,
     effort,
     plan,
+    warps_of,
 )
 from sparse24.kernels.hybrid_units import deal, units_of
 
@@ -94,12 +95,19 @@ def test_rows_that_are_alike_make_units_that_are_alike():
 @pytest.mark.parametrize("n", [1, 4, 8, 16])
 @pytest.mark.parametrize("m", [1, 500, 4096, 14336])
 def test_blocks_are_full(m, n):
-    config = configure(plan(np.full(m, 800), 2), 2, n)
+    units = plan(np.full(m, 800), 2)
+    config = configure(units, 2, n)
     assert config.columns == n
     assert config.group % config.held == 0
-    most = 24 if n == 16 else 32
+    most = warps_of(units, n, H200)
     assert 0.75 * most <= config.units * config.group <= most
     assert config.shared_memory <= 227 << 10
+
+
+def test_blocks_with_few_words_have_few_warps():
+    units = [units_of(np.full(528, length), 8 * length) for length in (100, 800, 8000)]
+    assert [warps_of(u, 1, H200) for u in units] == [8, 24, 32]
+    assert [warps_of(u, 8, H200) for u in units] == [24, 24, 32]
 
 
 @pytest.mark.parametrize("n", [8, 16])
