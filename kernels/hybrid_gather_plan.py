@@ -14,7 +14,7 @@ PANEL_BYTES = PANEL * 16
 MOST_HELD = 2  # panels that fit into shared memory beside the sums
 MOST_PANELS, MOST_CLUSTER = 16, 8  # panels of a matrix; blocks of a cluster
 MOST_WARPS = 32
-WIDE = 16  # columns that need more registers
+WIDE = 16  # columns, which take so many registers that 24 warps have them
 # Warps of a block where fewer take less time, by columns: up to so many words of a multiprocessor.
 # A block of few warps starts sooner, and beside the one before it (docs/benchmarks/log_hybrid.rst).
 FEWER_WARPS = {

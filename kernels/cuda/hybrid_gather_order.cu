@@ -11,7 +11,7 @@
 // its row has the most left.  A lane that passes reads a line that another of the eight reads.
 //
 // Shared memory, for each warp: masks [32 rows][4][32 banks], counts [32 rows][32 banks], then the columns of a slot.
-// The bound is the choice, about 60 clocks for each element of a part; parts are ordered side by side.
+// The bound is the choice, which a warp makes for one element after the other; parts are ordered side by side.
 //
 // Macros: WARPS of a block.
 // Reference: kernels/cpu_gather_order.py, whose words these equal bit for bit.  Launcher: kernels/hybrid_gather_order.py.
