@@ -113,16 +113,16 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The path that multiplies a panel of `b` by the non-zeros alone."""
     from sparse24.kernels import hybrid_panel, hybrid_panel_plan
 
-    dtype, k = h._dtype, h.shape[1]
+    dtype, (m, k) = h._dtype, h.shape
     if hybrid_panel.refuses(k, dtype, device.most_shared) is not None:
         return {}
     units = panel_units(h)
     effort = hybrid_panel_plan.effort(units, k, n, device, dtype.itemsize)
     line = line_of(lines, hybrid_lines.PANEL_LINES[dtype.itemsize], n)
     seconds = line.seconds(*effort)
-    if h.size < hybrid_lines.SMALL:
+    if m * k < hybrid_lines.SMALL:
         seconds *= _waiting(hybrid_panel_plan.configure(units, k, n, device, dtype.itemsize), units)
-    m, nbytes = h.shape[0], n * dtype.itemsize
+    nbytes = n * dtype.itemsize
     storing = m * nbytes / PANEL_STORES
     copying = PANEL_BYTE * m * k * nbytes
     walking = PANEL_STEP * max(0, k - PANEL_FREE)
