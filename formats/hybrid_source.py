@@ -77,6 +77,8 @@ class Source:
         """The rows in the matrix's type; int8 rounds to even and saturates, as in `compress`."""
         from sparse24.kernels import reference
 
+        if rows.dtype.kind in "iu" and self.dtype.name == "bfloat16":
+            rows = rows.astype(_dtypes.holding(rows.dtype, self.dtype))
         if self.xp is np and rows.dtype == np.float64 and self.dtype.name == "bfloat16":
             return reference.to_dtype(rows, self.dtype.logical)  # rounds once
         if self.dtype.name != "int8" or rows.dtype == self.dtype.logical:

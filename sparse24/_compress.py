@@ -183,7 +183,7 @@ def _prepared(x, dtype):
     named = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
     of_bits = told or (dtype if named else None)
     if dtype is not None and of_bits is None and x.dtype.kind in "biu" and x.dtype != np.int8:
-        x = x.astype(np.float64 if _dtypes.lookup(dtype).name == "float64" else np.float32)
+        x = x.astype(_dtypes.holding(x.dtype, _dtypes.lookup(dtype)))
     own = _arrays.logical_dtype(x, of_bits)
     x = _arrays.as_storage(x, own)
     _check.at_least_2d(x.shape, argument="x")

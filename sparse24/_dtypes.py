@@ -97,6 +97,12 @@ def lookup(dtype, *, argument: str = "dtype", known: tuple[str, ...] = NAMES) ->
     return row
 
 
+def holding(whole: np.dtype, wanted: DType) -> type:
+    """The type by way of which whole numbers become `wanted`, rounded once up to 2**53."""
+    exact = wanted.name == "float64" or (whole.itemsize > 2 and wanted.name != "float32")
+    return np.float64 if exact else np.float32
+
+
 def by_name(dtype):
     """A type of torch, such as ``torch.bfloat16``, by its name; all else unchanged."""
     return str(dtype).removeprefix("torch.") if is_torchs(dtype) else dtype

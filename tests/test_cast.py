@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import sparse24
 from sparse24 import _dtypes, _storage
 from sparse24._arrays import to_numpy
 from sparse24.kernels import cast, reference, reference_arrays
@@ -58,6 +59,17 @@ def test_float64_is_rounded_once(name):
     row = _dtypes.TABLE[name]
     x, wanted = halves(row)
     np.testing.assert_array_equal(reference.to_dtype(x, row.logical).astype(np.float64), wanted)
+
+
+@pytest.mark.parametrize("make", [sparse24.compress, sparse24.hybrid])
+@pytest.mark.parametrize("whole", [np.int64, np.int32, np.uint32])
+def test_whole_numbers_are_rounded_once(make, whole):
+    """2**24 + 2**16 + 1 is beyond the middle of two neighbours; float32 does not hold it."""
+    x = np.zeros((4, 8), whole)
+    x[:, 1] = 2**24 + 2**16 + 1
+    assert float(make(x, dtype="bfloat16").toarray()[0, 1]) == 2**24 + 2**17
+    assert float(make(x, dtype="float32").toarray()[0, 1]) == 2**24 + 2**16
+    assert float(make(x, dtype="float64").toarray()[0, 1]) == 2**24 + 2**16 + 1
 
 
 def test_what_float32_does_not_hold_is_rounded_to_odd():
