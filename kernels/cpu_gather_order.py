@@ -16,7 +16,7 @@ ELEMENT_WORK = 200  # multiplications that take as long as to place an element
 
 def order(
     bits: np.ndarray, rows: np.ndarray, heights: np.ndarray, begins: np.ndarray
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The words of a dense (m, k) matrix of bits, for units as in the kernel's header."""
     words = np.empty(int(begins[-1]) * LANES * STEP, np.uint32)
     work = ELEMENT_WORK * float(words.size)
