@@ -15,8 +15,8 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import TABLE, DType
 from sparse24.kernels import loader
-from sparse24.kernels.chip import H200, multiprocessors
-from sparse24.kernels.hybrid_launch import BoundProduct
+from sparse24.kernels.chip import H200, chip
+from sparse24.kernels.hybrid_launch import BoundProduct, settle
 from sparse24.kernels.hybrid_rows_plan import SLICE, STEP, Plan, plan
 from sparse24.kernels.launch import Launch, pointer
 
@@ -52,6 +52,7 @@ class RowsLayout:
     def copy(self) -> RowsLayout:
         """The same layout elsewhere in memory."""
         arrays = Arrays(*(x.copy() for x in self.arrays))
+        settle()
         return RowsLayout(self.shape, self.dtype, self.plan, arrays)
 
     def launch(self, n: int) -> Ready:
@@ -71,6 +72,7 @@ class Ready(BoundProduct):
         shared = shared_memory(k, dtype, n, cut.warps)
         macros = _defines(dtype, dtype.result, _columns(n), cut.warps)
         kernel = loader.function(NAME, "product", macros, shared_memory=shared)
+        self._early = chip().launches_early
         self._sizes = (kernel, len(cut.units) // cut.per_block, 32 * cut.warps, shared)
         self._left = (*map(pointer, layout.arrays), np.array([cut.per_block], np.int32))
 
@@ -78,7 +80,11 @@ class Ready(BoundProduct):
         (k, n), wide = b.shape, [s // b.itemsize for s in b.strides]
         result = [s // out.itemsize for s in out.strides]
         right = (pointer(b), _count(k), np.array([n], np.int32), *map(_count, wide))
-        return Launch(*self._sizes, (*self._left, *right, pointer(out), *map(_count, result)))
+        return Launch(
+            *self._sizes,
+            (*self._left, *right, pointer(out), *map(_count, result)),
+            early=self._early,
+        )
 
 
 def _count(x: int) -> np.ndarray:
@@ -91,9 +97,12 @@ def prepare(
     """Lay out a dense (m, k) matrix; `xp` is its array library.  Waits for the sizes."""
     held = _entries(dense, xp)
     lengths = -np.sort(-_arrays.to_numpy(held.lengths))
-    made = cut(lengths, dense.shape[1], H200.multiprocessors if xp is np else multiprocessors())
+    made = cut(lengths, dense.shape[1], (H200 if xp is np else chip()).multiprocessors)
     order = xp.argsort(-held.lengths, kind="stable") if xp is np else xp.argsort(-held.lengths)
-    return RowsLayout(dense.shape, dtype, made, _lay_out(held, made, order, xp))
+    arrays = _lay_out(held, made, order, xp)
+    if xp is not np:
+        settle()
+    return RowsLayout(dense.shape, dtype, made, arrays)
 
 
 class _Entries(NamedTuple):

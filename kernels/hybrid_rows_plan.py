@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +14,7 @@ from sparse24.kernels.hybrid_units import MOST_HEIGHT, Units, deal, units_of
 SLICE = MOST_HEIGHT  # lines, one for every lane
 STEP = 4  # entries of a line that are read together
 WARPS = 32  # of a block
-MANY = 264  # slices: two blocks of half the warps for each multiprocessor of a large GPU
 PER_BLOCK = range(1, 9)  # slices, each with warps for up to four columns
-CHANCE = 6.0  # standard deviations that the longest of rows that are alike lies above their mean
 START = 2.0  # entries, guessed to take as long as a block needs for each row of b
 
 
@@ -55,15 +52,14 @@ class Plan:
         return self.steps.reshape(-1, self.per_block).sum(1)
 
     def most_steps(self) -> np.ndarray:
-        """Fewest steps, for every block, that may be the most of its warps.
-
-        Where they are many, up to a 64th more.
-        """
+        """Fewest steps, for every block, that may be the most of its warps."""
         steps = self.steps.reshape(-1, self.per_block)
-        most = np.maximum(1, -(-self.of_blocks // self.warps))
-        while (short := (-(-steps // most[:, None])).sum(1) > self.warps).any():
-            most += short * (1 + most // 64)
-        return most
+        low, high = np.maximum(1, -(-self.of_blocks // self.warps)), np.maximum(1, steps.max(1))
+        while (low < high).any():  # halve what is left between too few and enough
+            middle = (low + high) // 2
+            short = (-(-steps // middle[:, None])).sum(1) > self.warps
+            low, high = np.where(short, middle + 1, low), np.where(short, high, middle)
+        return high
 
     def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """First warp of every slice; slice of every warp; and the step at which the warp begins."""
@@ -86,25 +82,31 @@ def plan(lengths: np.ndarray, k: int, multiprocessors: int = H200.multiprocessor
     lengths : ndarray of int
         Entries of every row, the longest first.
     """
-    most = SLICE * max(int(lengths[0]), 1)
-    if _alike(lengths):
-        many = len(lengths) > (MANY - 1) * SLICE
-        return dealt(units_of(lengths, most), 1, WARPS // 2 if many else WARPS)
-    return min(_ways(lengths, most), key=lambda way: _seconds(way, k, multiprocessors))
+    best, fewest = None, (np.inf, 0)
+    for least, units, per_block in _ways(lengths, k, multiprocessors):
+        if least > fewest[0]:
+            break
+        way = dealt(units, per_block)
+        seconds = _seconds(way, k, multiprocessors)
+        if seconds < fewest:
+            best, fewest = way, seconds
+    return best
 
 
-def _alike(lengths: np.ndarray) -> bool:
-    """Whether the rows differ no more than by chance."""
-    mean = lengths.mean()
-    return bool(lengths[0] <= mean + CHANCE * np.sqrt(mean))
-
-
-def _ways(lengths: np.ndarray, most: int) -> Iterator[Plan]:
-    """Slices of at most so many entries, or fewer by half powers of two."""
-    least = max(float(lengths.mean()), 1.0)
+def _ways(lengths: np.ndarray, k: int, multiprocessors: int) -> list[tuple[float, Units, int]]:
+    """Slices, and how many to a block; sorted by the least time that each can take."""
+    most, least = SLICE * max(int(lengths[0]), 1), max(float(lengths.mean()), 1.0)
+    found, seen = [], set()
     for halves in range(1 + int(2 * np.log2(most / least))):
         units = units_of(lengths, most / 2 ** (halves / 2))
-        yield from (dealt(units, per_block) for per_block in PER_BLOCK)
+        if len(units) in seen:  # of the same rows as before
+            continue
+        seen.add(len(units))
+        for per_block in PER_BLOCK:
+            rounds = -(-len(units) // per_block // multiprocessors)
+            even = float(units.words.sum()) / multiprocessors
+            found.append((even + rounds * START * k, units, per_block))
+    return sorted(found, key=lambda way: way[0])
 
 
 def dealt(units: Units, per_block: int, warps: int = WARPS) -> Plan:

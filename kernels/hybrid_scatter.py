@@ -25,9 +25,9 @@ from sparse24.kernels.hybrid_scatter_plan import (
     Config,
     Deal,
     deal,
-    schedule,
     tiles_of,
 )
+from sparse24.kernels.hybrid_scatter_schedule import LEADS, leads, schedule
 from sparse24.kernels.hybrid_scatter_units import TILE_COLUMNS, Units
 from sparse24.kernels.launch import Launch
 
@@ -112,6 +112,9 @@ class Ready(BoundProduct):
         self._left = np.array(
             [(*addresses, *pitches, layout.shape[0], layout.units.rows)], LEFT
         )  # fmt: skip
+        # 2:4 tiles are asked for by the copy engine, ahead of all else.
+        none = np.zeros(1, LEADS)
+        self._leads = none if config.base else leads(layout.units, dealt, config.stages)
         if not cupy.cuda.get_current_stream().is_capturing():
             block_sums.rooms.reserve()
             settle()
@@ -121,7 +124,7 @@ class Ready(BoundProduct):
         room = block_sums.rooms.of_stream(stream)
         by_warps = out.shape[1] < BY_WARPS or not readable(b)
         maps = (tensor_map.empty(),) * 2 if by_warps else self._maps(b)
-        arguments = (self._left, *maps, right(b), view, room)
+        arguments = (self._left, self._leads, *maps, right(b), view, room)
         launch = Launch(self._kernels[by_warps], *self._sizes, arguments, early=True)
         if self._add is None:
             return launch
@@ -228,7 +231,8 @@ def defines(name: str, config: Config) -> loader.Defines:
     """The macros of one specialisation."""
     return (
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
-        ("BATCH", config.batch), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
+        ("BATCH", config.batch), ("EARLY", config.early),
+        ("BASE", int(config.base)), ("CLUSTER", config.cluster),
         ("UNIT_COLUMNS", config.columns), ("BY_WARPS", int(config.by_warps)),
         ("SHARING", int(config.sharing)),
     )  # fmt: skip

@@ -19,8 +19,6 @@ from sparse24.kernels.hybrid_scatter_units import (
 
 WRITERS = 8  # warps
 SPAN = 64  # columns of b that lie together in shared memory
-UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("groups", "i4"), ("lines", "i4")])
-PART = np.dtype([("band", "i4"), ("steps", "i4"), ("slot", "i4"), ("blocks", "i4")])
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,14 @@ class Config:
     def stages(self) -> int:
         """As many as fit, and no more than warps that write."""
         return max(s for s in range(1, WRITERS + 1) if self._bytes(s) <= H200.most_shared)
+
+    @property
+    def early(self) -> int:
+        """Stages whose first elements are asked for before b; b would wait behind more of them.
+
+        By up to 16 columns a line of b is short enough, and a 2:4 tile is most of what is read.
+        """
+        return self.stages if self.base or self.tiles <= 2 else self.stages // 2
 
     @property
     def shared_memory(self) -> int:
@@ -251,53 +257,6 @@ def _nearest(running: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     after = np.searchsorted(running, wanted)
     before = np.maximum(after - 1, 0)
     return np.where(wanted - running[before] < running[after] - wanted, before, after)
-
-
-def schedule(units: Units, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the kernel reads of a deal.
-
-    Returns
-    -------
-    steps : ndarray of UNIT, shape (blocks, most steps)
-        Empty ones follow the last.
-    parts : ndarray of PART, shape (blocks, most parts)
-        Of every block, as in the kernel's header; an empty one follows the last.
-    counts : ndarray of int32, shape (blocks, 2)
-        Steps and parts.
-    """
-    whole, cuts = _table(units)[dealt.units], dealt.cuts
-    counts = np.stack([np.diff(cuts), np.zeros(len(cuts) - 1, int)], axis=1).astype(np.int32)
-    steps = np.zeros((len(counts), counts[:, 0].max() + 2 * WRITERS), UNIT)
-    for to, start, end in zip(steps, cuts, cuts[1:]):
-        to[: end - start] = whole[start:end]
-    edges = np.union1d(cuts, dealt.bands)
-    block = np.searchsorted(cuts, edges[:-1], "right") - 1
-    counts[:, 1] = np.bincount(block, minlength=len(counts))
-    parts = np.zeros((len(counts), counts[:, 1].max() + 1), PART)
-    within = np.arange(len(block)) - np.searchsorted(block, block)
-    parts[block, within] = _parts(dealt, edges, block)
-    return steps, parts, counts
-
-
-def _table(units: Units) -> np.ndarray:
-    """All units, as the kernel reads them."""
-    lines, across = units.lines, units.sizes.shape[1]
-    table = np.zeros(lines.size, UNIT)
-    table["column"] = np.arange(lines.size) % across * units.columns
-    table["first"] = np.cumsum(lines, dtype=np.int64) - lines.ravel()
-    table["groups"], table["lines"] = units.sizes[..., 0].ravel(), units.sizes[..., 1].ravel()
-    return table
-
-
-def _parts(dealt: Deal, edges: np.ndarray, block: np.ndarray) -> np.ndarray:
-    """The parts between the edges, which lie in these blocks."""
-    found = np.zeros(len(block), PART)
-    found["band"] = band = np.searchsorted(dealt.bands, edges[:-1], "right") - 1
-    found["steps"] = np.diff(edges)
-    found["blocks"] = np.bincount(band)[band]
-    begins = np.searchsorted(band, band)  # the first part of the same band
-    found["slot"] = 2 * block[begins] + (edges[begins] > dealt.cuts[block[begins]])
-    return found
 
 
 def effort(units: Units, n: int, sms: int) -> tuple[float, float]:

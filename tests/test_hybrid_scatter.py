@@ -21,9 +21,9 @@ from sparse24.kernels.hybrid_scatter_plan import (
     cycles_of,
     deal,
     effort,
-    schedule,
     tiles_of,
 )
+from sparse24.kernels.hybrid_scatter_schedule import leads, schedule
 from sparse24.kernels.hybrid_scatter_units import (
     TILE_COLUMNS,
     Units,
@@ -118,6 +118,21 @@ def test_blocks_of_a_band_know_of_one_another(blocks, rng):
         for _, _, part in band:
             assert part["blocks"] == len(band)
             assert part["slot"] == 2 * owner + (begins > 0)
+
+
+@pytest.mark.parametrize("turn", [1, 8])
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_what_is_fetched_ahead_are_the_first_units(blocks, turn, rng):
+    units = Units(rng.integers(0, 9, (7, 40, 2)) * (rng.random((7, 40, 1)) < 0.6))
+    dealt = deal(units, blocks, 2)
+    steps, _, counts = schedule(units, dealt)
+    ahead = leads(units, dealt, turn)[0]
+    lines = dict(zip(np.cumsum(units.lines) - units.lines.ravel(), units.lines.ravel()))
+    for own, (count, _), first, fetched in zip(steps, counts, ahead["first"], ahead["lines"]):
+        held = [at for at in own["first"][: min(turn, count)] if lines[at]]
+        assert first == own["first"][0]
+        assert fetched == sum(lines[at] for at in held)
+    assert not ahead["lines"][len(steps) :].any()
 
 
 def all_alike(bands, across):

@@ -15,9 +15,13 @@
 // then those of the lanes of a row: the same bits every time.
 // Memory-bound from about 80 % zeros on: itemsize + 1 bytes for each non-zero.
 //
+// What a warp adds first is loaded before the kernel waits for the preceding one in the stream, as no kernel writes it
+// (programmatic.cuh).
+//
 // Macros: ELEMENT OUTPUT COLUMNS (1, 2 or 4) WARPS.
 // Reference: a dense product.  Launcher: kernels/hybrid_rows.py.
 #include "numeric.cuh"
+#include "programmatic.cuh"
 
 using Count = long long;
 using In = Scalar<Kind::ELEMENT>;
@@ -28,18 +32,21 @@ constexpr int kThreads = 32 * WARPS;
 struct alignas(4 * sizeof(typename In::type)) Four { typename In::type x[4]; };
 struct alignas(COLUMNS * sizeof(Sum) > 16 ? 16 : COLUMNS * sizeof(Sum)) Line { Sum x[COLUMNS]; };
 
-// kAhead steps of a lane, loaded ahead of use.
-constexpr int kAhead = sizeof(typename In::type) * (COLUMNS + 1) >= 16 ? 2 : 4;
+// Steps of a lane are loaded kAhead at a time, while those before them are added.  Most products have few for a warp, so
+// more would come at once rather than ahead; and b would wait in the L2 cache behind more than kEarly of them.
+constexpr int kAhead = 2, kEarly = 1;
 struct Batch {
     unsigned deltas[kAhead];
     Four values[kAhead];
 
-    __device__ void load(const unsigned* from, const Four* values_from, Count at) {
+    // Numbers `first` to `last` of the steps from `at` on, as far as there are any.
+    template <int first, int last> __device__ void load(const unsigned* from, const Four* values_from, int at, int end) {
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            deltas[i] = from[(at + i) * 32];
-            values[i] = values_from[(at + i) * 32];
-        }
+        for (int i = first; i < last; ++i)
+            if (at + i < end) {
+                deltas[i] = from[Count(at + i) * 32];
+                values[i] = values_from[Count(at + i) * 32];
+            }
     }
 };
 
@@ -66,9 +73,11 @@ product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, co
     const int end = parts[warp0 + warp + 1];
     deltas += lane;
     values += lane;
-    Batch batch;                        // loaded while b is copied to shared memory
-    if (at + kAhead <= end) batch.load(deltas, values, at);
+    let_next_start();
+    Batch batch;
+    batch.load<0, kEarly>(deltas, values, at, end);
     int column = begins[(warp0 + warp) * 32 + lane];
+    wait_for_previous();
 #pragma unroll 4
     for (int i = threadIdx.x; i < int(k); i += kThreads) {
         Line line;
@@ -76,15 +85,16 @@ product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, co
         for (int c = 0; c < COLUMNS; ++c) line.x[c] = c < n ? In::load(b[i * b_row + c * b_column]) : Sum(0);
         lines[i] = line;
     }
+    batch.load<kEarly, kAhead>(deltas, values, at, end);
     __syncthreads();
     Sum acc[COLUMNS] = {};
-    for (; at + kAhead <= end; at += kAhead) {
+    for (; at < end; at += kAhead) {
         const Batch now = batch;
-        if (at + 2 * kAhead <= end) batch.load(deltas, values, at + kAhead);
+        batch.load<0, kAhead>(deltas, values, at + kAhead, end);
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) add_step(acc, column, now.deltas[i], now.values[i], lines);
+        for (int i = 0; i < kAhead; ++i)
+            if (at + i < end) add_step(acc, column, now.deltas[i], now.values[i], lines);
     }
-    for (; at < end; ++at) add_step(acc, column, deltas[Count(at) * 32], values[Count(at) * 32], lines);
 
     // From here on a warp adds up one column of one slice.
     const int slice = blockIdx.x * per_block + warp / COLUMNS, c = warp % COLUMNS;

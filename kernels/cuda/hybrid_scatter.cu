@@ -5,6 +5,7 @@
 //   steps  [blocks][pitch]         the units that a block multiplies, and where they are stored     (read)
 //   parts  [blocks][parts_pitch]   how many of these steps belong to which band of rows             (read)
 //   counts [blocks]                numbers of steps and parts; entries behind these are unused      (read)
+//   leads  [blocks]                where a block's first units lie                                  (read)
 //   b      [k, n]                  n contiguous, rows on 16-byte boundaries                         (read)
 //   spill  with BASE: b as [2][k / 4][n], the rows 2 and 3 of every group of four                   (read)
 //   right  [k, n]                  with BY_WARPS, in place of b: any strides, up to eight columns   (read)
@@ -33,13 +34,14 @@
 // only lie in columns 2 and 3 of the group, so the tile into which they are scattered has half as many columns.  It
 // is multiplied by those rows of b alone, of which the stage holds a second copy.
 //
-// The first units are loaded before the kernel waits for the preceding one in the stream, as no kernel writes them;
-// b is loaded afterwards (programmatic.cuh).  Partial sums are added in a fixed order, so the bits are always the
-// same.  With CLUSTER > 1 all blocks of a cluster work on one band and exchange their sums directly
-// (cluster_shares.cuh); otherwise blocks that share a band exchange them through global memory (block_sums.cuh), or, if
-// very many do (SHARING 2), leave them there for `add`, the launch after the product.
+// The first units are brought to the L2 cache, and those of EARLY stages loaded, before the kernel waits for the
+// preceding one in the stream, as no kernel writes them; b is loaded afterwards (programmatic.cuh), and would wait
+// behind more of them.  Partial sums are added in a fixed order, so the bits are always the same.  With CLUSTER > 1 all
+// blocks of a cluster work on one band and exchange their sums directly (cluster_shares.cuh); otherwise blocks that
+// share a band exchange them through global memory (block_sums.cuh), or, if very many do (SHARING 2), leave them there
+// for `add`, the launch after the product.
 //
-// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS SHARING, which
+// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH EARLY CLUSTER BY_WARPS SHARING, which
 // kernels/hybrid_scatter_plan.py chooses.  Without ELEMENT the file holds the kernels that pack
 // (include/scatter_pack.cuh).
 //
@@ -87,32 +89,8 @@ using Others = BlockSums<kSumTiles, 128 * kGroups * kArrays, kSharing>;
 using Shares = ClusterShares<kSumTiles, kArrays, 128 * kGroups, CLUSTER>;
 static_assert(Others::kKeptBytes <= kScratchAt && 128 * (kLine | 16) <= kScratchAt);  // what is kept, and `BandStore`
 
-struct alignas(16) Unit {
-    int column;                        // of its first element
-    int first;                         // where it begins in `units`, in lines of 128 bytes
-    int groups, lines;
-};
-// A block's steps in one band.
-struct alignas(16) Part {
-    int band, steps;
-    int slot;                          // where the first block of the band gives its sums (include/block_sums.cuh)
-    int blocks;                        // that share the band
+#include "scatter_tables.cuh"
 
-    __device__ Others::Group group() const { return {slot, blocks}; }
-};
-struct Rows {
-    int first, end;
-};
-struct Left {
-    const unsigned char* units;
-    const Unit* steps;
-    const Part* parts;
-    const int2* counts;
-    int pitch, parts_pitch;
-    int m, rows;                       // of A; of a band
-
-    __device__ Rows band(int i) const { return {i * rows, min(m, (i + 1) * rows)}; }
-};
 struct Product {
     Out::type* to;
     Count row, column;                 // strides in elements
@@ -215,8 +193,8 @@ extern "C" __global__ void
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(kThreads, 1)
-product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap spill,
-        const __grid_constant__ Right right, const Product out, const Room room) {
+product(const Left a, const __grid_constant__ Leads leads, const __grid_constant__ TensorMap b,
+        const __grid_constant__ TensorMap spill, const __grid_constant__ Right right, const Product out, const Room room) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);               // so the compiler knows it is uniform
@@ -224,20 +202,23 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
     const Others others(room, memory, memory + kScratchAt);
     const Shares shares(shared + kRoomAt);
     const BandStore store(shared, shares);
-    const int2 counts = a.counts[blockIdx.x];                             // steps, parts
-    const Part* parts = a.parts + (Count)blockIdx.x * a.parts_pitch;
+    const int stage = warp - kConsumers;
+    const bool writes = 0 <= stage && stage < STAGES;
+    const Opening opening(a, writes ? stage : 0);
 
     let_next_start();
     if (threadIdx.x == 0) {
+        leads.prefetch(a.units);
         if (!BY_WARPS) prefetch_map(b);
         ring.init();
         shares.init();
     }
     __syncwarp();
     shares.arrive();
-    const int stage = warp - kConsumers;
-    const bool writes = 0 <= stage && stage < STAGES;
-    Writer writer(a, right, writes ? counts.x : 0, ring, writes ? stage : 0, shared);
+    if (writes) clear(shared + stage * kStageBytes);
+    const int2 counts = opening.counts();                                 // steps, parts
+    const Part* parts = a.parts + (Count)blockIdx.x * a.parts_pitch;
+    Writer writer(a, right, opening, writes ? counts.x : 0, ring, writes ? stage : 0, shared);
     Batch even, odd;
     writer.prepare(even);                                                 // while thread 0 makes the barriers
     __syncthreads();
@@ -246,7 +227,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         writer.begin();
         wait_for_previous();
         Lines lines;
-        writer.begin_lines(lines);
+        writer.follow(b, spill, lines, even);
         while (writer.advance(b, spill, lines, even, odd) && writer.advance(b, spill, lines, odd, even)) {}
         shares.await();
     } else {
@@ -254,7 +235,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         Consumer consumer(ring, shared, warp / 4);
         wait_for_previous();
         shares.await();
-        Part next = parts[0];
+        Part next = opening.part();
         for (int i = 0; i < counts.y; i++) {
             const Part part = next;
             const bool last = i == counts.y - 1;

@@ -30,7 +30,7 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
     }
     // Say that this block can receive (arrive), and wait until all blocks can (await); by all threads, each once.
     __device__ static void arrive() {
-        if (blocks > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+        if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     }
     __device__ static void await() {
         if (blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");

@@ -86,30 +86,39 @@ struct Batch {
     }
 };
 
-// A warp that writes the tile of one stage, again and again.
+// By a warp.
+__device__ inline void clear(u32 tile) {
+#pragma unroll
+    for (int i = 0; i < kTileBytes; i += 512) store_zeros(tile + i + threadIdx.x % 32 * 16);
+    __syncwarp();  // other lanes may store into the same places now
+}
+
+// A warp that writes the tile of one stage, again and again.  The tile has been cleared.
 class Writer {
   public:
-    __device__ Writer(const Left& a, const Right& right, int steps, const Ring& ring, int stage, u32 shared)
+    // One without steps does nothing.
+    __device__ Writer(const Left& a, const Right& right, const Opening& opening, int steps, const Ring& ring, int stage,
+                      u32 shared)
         : right_(right), units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch + stage),
-          full_(ring.full + 8 * stage), empty_(ring.empty + 8 * stage), turns_((steps - stage + STAGES - 1) / STAGES),
-          tile_(shared + stage * kStageBytes) {
-        here_ = unit(0);
-        next_ = unit(1);
-    }
-    // Load the first batch, and clear the tile.
+          full_(ring.full + 8 * stage), empty_(ring.empty + 8 * stage),
+          turns_((steps - stage + STAGES - 1) / STAGES), tile_(shared + stage * kStageBytes),
+          early_(stage < EARLY), here_(opening.unit(0)), next_(opening.unit(1)) {}
+    // Load the first batch, if it is one that is asked for before b.
     __device__ void prepare(Batch& first) const {
-        if (turns_ == 0) return;  // the result may already be where its stage would be
-        first.load(units_, here_, 0, 0);
-        clear();
-        __syncwarp();  // other lanes may store into the same places now
+        if (early_) load_first(first);
     }
     // Announce what the TMA will bring of the first unit, once the barriers have been initialised.
     __device__ void begin() const {
         if (turns_ > 0) lead([&] { announce(); });
     }
-    // Lines of b of the first unit, once the kernel before this one has ended.
-    __device__ void begin_lines(Lines& lines) const {
-        if (BY_WARPS && turns_ > 0) lines.load(right_, here_.column);
+    // Ask for the lines of b of the first unit, once the kernel before this one has ended; then for the first batch, if
+    // it has not been.
+    __device__ void follow(const TensorMap& b, const TensorMap& spill, Lines& lines, Batch& first) const {
+        if (turns_ > 0) {
+            if (BY_WARPS) lines.load(right_, here_.column);
+            else lead([&] { ask_for_lines(b, spill); });
+        }
+        if (EARLY < STAGES && !early_) load_first(first);
     }
     // Store one batch and load the one after it; false when all is done.
     __device__ bool advance(const TensorMap& b, const TensorMap& spill, Lines& lines, const Batch& batch, Batch& other) {
@@ -140,24 +149,22 @@ class Writer {
     // well, because all loads count on one scoreboard.  (The compiler does not know that columns of units are multiples
     // of kUnitColumns, so it cannot see that this is zero.)
     __device__ u32 nothing_after(const Batch& batch) const { return batch.elements[0].x & here_.column % kUnitColumns; }
+    __device__ void load_first(Batch& first) const {
+        if (turns_ == 0) return;
+        first.load(units_, here_, 0, 0);
+        __syncwarp();  // without it the compiler keeps registers on a stack
+    }
     // Wait until the stage is free, ask for its lines of b, and clear the tile.  The first turn has begun already.
     __device__ void open(const TensorMap& b, const TensorMap& spill, const Batch& last) {
-        if (turn_ > 0) barrier_wait(empty_, (turn_ & 1) ^ 1);
+        if (turn_ == 0) return;
+        barrier_wait(empty_, (turn_ & 1) ^ 1);
         lead([&] {
-            if (turn_ > 0) announce();
-#pragma unroll
-            for (int box = 0; box < (BY_WARPS ? 0 : kSpans * kHalves); box++) {  // of 64 lines
-                const int column = box / kHalves * 64, line = here_.column + box % kHalves * 64;
-                load_box(tile_ + kBAt + box * 64 * kSpan, b, column, line, 0, full_);
-                for (int i = 0; i < (BASE ? 2 : 0); i++)
-                    load_box(tile_ + kSpillAt + (2 * box + i) * 16 * kSpan, spill, column, line / 4, i, full_);
-            }
+            announce();
+            if (!BY_WARPS) ask_for_lines(b, spill);
         });
-        if (turn_ > 0) {
-            if (whole_) last.store<true>(tile_);
-            else clear();
-            __syncwarp();
-        }
+        if (whole_) last.store<true>(tile_);
+        else clear(tile_);
+        __syncwarp();
     }
     // Tests elected() directly before the work; a stored result of the test would not do (hopper_ptx.cuh).
     template <class Act> __device__ void lead(Act act) const {
@@ -169,6 +176,16 @@ class Writer {
         barrier_expect(full_, kBaseBytes + (BY_WARPS ? 0 : kBBytes + kSpillBytes));
         if (BASE) load_bytes(tile_ + kBaseAt, units_ + (Count)here_.first * kLineBytes, kBaseBytes, full_);
     }
+    // By the leader.
+    __device__ void ask_for_lines(const TensorMap& b, const TensorMap& spill) const {
+#pragma unroll
+        for (int box = 0; box < kSpans * kHalves; box++) {  // of 64 lines
+            const int column = box / kHalves * 64, line = here_.column + box % kHalves * 64;
+            load_box(tile_ + kBAt + box * 64 * kSpan, b, column, line, 0, full_);
+            for (int i = 0; i < (BASE ? 2 : 0); i++)
+                load_box(tile_ + kSpillAt + (2 * box + i) * 16 * kSpan, spill, column, line / 4, i, full_);
+        }
+    }
     __device__ void publish() {
         async_proxy_fence();
         __syncwarp();
@@ -177,17 +194,13 @@ class Writer {
         here_ = next_;
         next_ = unit(turn_ + 1);
     }
-    __device__ void clear() const {
-#pragma unroll
-        for (int i = 0; i < kTileBytes; i += 512) store_zeros(tile_ + i + threadIdx.x % 32 * 16);
-    }
-
     const Right right_;
     const unsigned char* units_;
     const Unit* steps_;
     u32 full_, empty_;                     // barriers of the stage
     int turns_;
     u32 tile_;
+    bool early_;                           // the first batch is asked for before b
     int turn_ = 0, batch_ = 0;
     bool whole_ = false;                   // the last unit was one batch
     Unit here_, next_;
