@@ -14,10 +14,7 @@ MOST_LINES, LEAST_LINES = 4096, 512  # rows of b in shared memory
 LINE_BYTES = 16  # of a plane
 ZERO_LINES = 8  # after the lines of a plane, for padding
 PLANES = (1, 2, 3)
-UNIT_WORDS = 4096  # of a unit, at most, if it has more than one row
-# Words of units that keep a warp waiting where there are few of them: a step takes half a
-# microsecond while a multiprocessor has little else to do (docs/benchmarks/log_hybrid.rst).
-LONG_WORDS = 2048
+UNIT_WORDS, SHORT_WORDS = 4096, 1024  # of a unit, at most, if it has more than one row
 PLACE_BYTES = 2
 STEP_WORDS = 128  # that a warp reads together
 
@@ -43,12 +40,19 @@ class Form:
         Of a block, at most, with one, two and three planes: as many as there are registers for.
     step : float
         Seconds of a step of a warp that is alone.
+    long_words : int
+        Words of units that keep a warp waiting where there are few of them: a step takes half a
+        microsecond while a multiprocessor has little else to do (docs/benchmarks/log_hybrid.rst).
+    units : int
+        Of a multiprocessor, into which such units are cut.
     """
 
     itemsize: int
     height: int
     warps: tuple[int, int, int]
     step: float
+    long_words: int
+    units: int
 
     @property
     def tensor(self) -> bool:
@@ -62,9 +66,9 @@ class Form:
 
 
 _FORMS = {
-    2: Form(2, 16, (32, 24, 20), 1.2e-7),  # the step is a guess
-    4: Form(4, 32, (24, 20, 16), 6e-8),
-    8: Form(8, 32, (24, 20, 16), 6e-8),
+    2: Form(2, 16, (32, 24, 20), 1.2e-7, 2048, 1),  # the step is a guess
+    4: Form(4, 32, (24, 20, 16), 6e-8, 1024, 3),
+    8: Form(8, 32, (24, 20, 16), 6e-8, 1024, 3),
 }
 
 
@@ -152,14 +156,15 @@ def plan(
 ) -> Units:
     """Units for rows of these lengths, the longest first; those with the most words come first.
 
-    Long units of small matrices are cut shorter, so that each multiprocessor has one.
+    Long units of small matrices are cut shorter, so that each multiprocessor has some.
     """
+    form = form_of(itemsize)
     units = _units(lengths, itemsize, UNIT_WORDS)
     words = units.words.sum()
-    if words <= LONG_WORDS * len(units):
+    if words <= form.long_words * len(units):
         return units
-    share = words / multiprocessors
-    return _units(lengths, itemsize, min(max(share, LONG_WORDS / 2), UNIT_WORDS))
+    share = words / (form.units * multiprocessors)
+    return _units(lengths, itemsize, min(max(share, SHORT_WORDS), UNIT_WORDS))
 
 
 def _units(lengths: np.ndarray, itemsize: int, most_words: float) -> Units:

@@ -237,7 +237,7 @@ def test_many_columns_take_wide_panels():
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_dear_units_come_first(itemsize):
-    units = plan(lengths_of("power_law", (2048, 2048), 0.95), itemsize)
+    units = plan(lengths_of("power_law", (2048, 2048), 0.99), itemsize)
     assert (np.diff(units.words) <= 0).all()
     assert units.heights.max() == form_of(itemsize).height
 

@@ -17,7 +17,7 @@ FLAT_FEW = 1.12  # units of 128 columns, up to 8 columns of b: sums go through g
 FLAT_BASE, FLAT_BASE_FROM = 1.13, 33  # units of 128 columns with 2:4 tiles, from 33 columns on
 # Seconds by which paths take longer that copy parts of b to shared memory, where they have little
 # to multiply it by ("Nearly empty matrices"):
-STAGED_BYTE = 1.8e-13  # rows: for each byte that a block copies
+STAGED_BYTE = 1.5e-13  # rows: for each byte that a block copies
 GATHER_FREE, GATHER_BYTE = 16384, 1.75e-15  # gather, if b has more rows: for each row and byte of b
 GATHER_STEP = 2e-11  # and for each byte of b
 # Gather by more than 8 columns: seconds for a second panel of b, which another block has.  With

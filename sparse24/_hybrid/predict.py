@@ -44,7 +44,6 @@ COPYING = ("scatter", "slots", "regrouped", "panel")
 # multiply it by (docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"):
 PANEL_BYTE = 4.5e-16  # panel: for each row of the matrix, and byte of b
 PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # panel: for each row of b beyond so many
-PANEL_WARPS = 12  # panel: fewer of a block are too few to keep shared memory busy
 # csr: each time that a thread waits for elements and then for rows of b ("Rows of unlike length").
 CSR_ROUND = 1.4e-7
 CSR_SHORT = 1.35  # csr: the factor by which elements of 16 bits take longer than its line
@@ -120,19 +119,11 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     effort = hybrid_panel_plan.effort(units, k, n, device, dtype.itemsize)
     line = line_of(lines, hybrid_lines.PANEL_LINES[dtype.itemsize], n)
     seconds = line.seconds(*effort)
-    if m * k < hybrid_lines.SMALL:
-        seconds *= _waiting(hybrid_panel_plan.configure(units, k, n, device, dtype.itemsize), units)
     nbytes = n * dtype.itemsize
     storing = m * nbytes / PANEL_STORES
     copying = PANEL_BYTE * m * k * nbytes
     walking = PANEL_STEP * max(0, k - PANEL_FREE)
     return {"panel": max(seconds, storing, copying, walking)}
-
-
-def _waiting(config, units) -> float:
-    """The factor by which blocks of a panel take longer that have few warps at work."""
-    warps = len(units) / (config.shares * config.rounds(len(units)))
-    return max(1.0, PANEL_WARPS / warps) if config.planes > 1 else 1.0
 
 
 def _csr_time(h, n: int, lines) -> dict[str, float]:
