@@ -17,12 +17,11 @@ from sparse24._dtypes import TABLE, DType
 from sparse24.kernels import loader
 from sparse24.kernels.chip import H200, chip
 from sparse24.kernels.hybrid_launch import BoundProduct, settle
-from sparse24.kernels.hybrid_rows_plan import SLICE, STEP, Plan, plan
+from sparse24.kernels.hybrid_rows_plan import MOST_COLUMNS, SLICE, STEP, Plan, plan
 from sparse24.kernels.launch import Launch, pointer
 
 NAME = "hybrid_rows"
 FAR = 255  # longest distance; a longer one passes over fillers
-MOST_COLUMNS = 4
 MOST_SHARED = 224 * 1024  # bytes of a block
 
 

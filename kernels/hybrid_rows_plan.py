@@ -14,7 +14,10 @@ from sparse24.kernels.hybrid_units import MOST_HEIGHT, Units, deal, units_of
 SLICE = MOST_HEIGHT  # lines, one for every lane
 STEP = 4  # entries of a line that are read together
 WARPS = 32  # of a block
-PER_BLOCK = range(1, 9)  # slices, each with warps for up to four columns
+# Blocks of few warps start beside those of the product before, but copy b slowly: up to so many
+# rows of b, and entries of a multiprocessor.
+FEW_WARPS, FEW_ROWS, FEW_ENTRIES = 8, 1024, 1000
+MOST_COLUMNS = 4  # of b, each added up by a warp of its own
 START = 2.0  # entries, guessed to take as long as a block needs for each row of b
 
 
@@ -82,18 +85,22 @@ def plan(lengths: np.ndarray, k: int, multiprocessors: int = H200.multiprocessor
     lengths : ndarray of int
         Entries of every row, the longest first.
     """
+    few = k <= FEW_ROWS and lengths.sum() <= FEW_ENTRIES * multiprocessors
+    warps = FEW_WARPS if few else WARPS
     best, fewest = None, (np.inf, 0)
-    for least, units, per_block in _ways(lengths, k, multiprocessors):
+    for least, units, per_block in _ways(lengths, k, multiprocessors, warps):
         if least > fewest[0]:
             break
-        way = dealt(units, per_block)
+        way = dealt(units, per_block, warps)
         seconds = _seconds(way, k, multiprocessors)
         if seconds < fewest:
             best, fewest = way, seconds
     return best
 
 
-def _ways(lengths: np.ndarray, k: int, multiprocessors: int) -> list[tuple[float, Units, int]]:
+def _ways(
+    lengths: np.ndarray, k: int, multiprocessors: int, warps: int
+) -> list[tuple[float, Units, int]]:
     """Slices, and how many to a block; sorted by the least time that each can take."""
     most, least = SLICE * max(int(lengths[0]), 1), max(float(lengths.mean()), 1.0)
     found, seen = [], set()
@@ -102,7 +109,7 @@ def _ways(lengths: np.ndarray, k: int, multiprocessors: int) -> list[tuple[float
         if len(units) in seen:  # of the same rows as before
             continue
         seen.add(len(units))
-        for per_block in PER_BLOCK:
+        for per_block in range(1, warps // MOST_COLUMNS + 1):
             rounds = -(-len(units) // per_block // multiprocessors)
             even = float(units.words.sum()) / multiprocessors
             found.append((even + rounds * START * k, units, per_block))

@@ -278,7 +278,7 @@ def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
 
 @pytest.mark.parametrize(
     ("size", "held", "n", "best"),
-    [(40000, 20, 1, "csr"), (40000, 20, 256, "csr"), (16384, 49, 64, "csr"), (16384, 49, 1, "csr"),
+    [(40000, 20, 1, "csr"), (40000, 20, 256, "csr"), (16384, 49, 64, "csr"), (16384, 49, 1, "rows"),
      (16384, 164, 1, "rows"), (16384, 164, 64, "panel"), (4096, 410, 8, "panel"),
      (2048, 205, 128, "panel"), (2048, 61, 128, "panel")],
 )  # fmt: skip

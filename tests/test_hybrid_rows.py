@@ -9,10 +9,21 @@ from hybrid_cases import lengths_of
 from sparse24 import families
 from sparse24._dtypes import lookup, numpy_dtype
 from sparse24.kernels import hybrid_rows
-from sparse24.kernels.hybrid_rows_plan import PER_BLOCK, _seconds, _ways, dealt, effort, plan
+from sparse24.kernels.hybrid_rows_plan import (
+    FEW_WARPS,
+    MOST_COLUMNS,
+    WARPS,
+    _seconds,
+    _ways,
+    dealt,
+    effort,
+    plan,
+)
 from sparse24.kernels.hybrid_units import units_of
 
 pytestmark = pytest.mark.stem("hybrid_rows")
+
+PER_BLOCK = range(1, WARPS // MOST_COLUMNS + 1)
 
 
 def walk(layout):
@@ -123,8 +134,16 @@ def test_one_block_for_each_multiprocessor_where_rows_are_alike(shape):
 
 def test_the_plan_is_the_best_of_all_ways():
     lengths = lengths_of("row_skewed", (2048, 4096), 0.9)
-    ways = [dealt(units, per_block) for _, units, per_block in _ways(lengths, 4096, 132)]
+    ways = [dealt(units, per_block) for _, units, per_block in _ways(lengths, 4096, 132, 32)]
     assert _seconds(plan(lengths, 4096), 4096, 132) == min(_seconds(w, 4096, 132) for w in ways)
+
+
+def test_small_products_have_blocks_of_few_warps():
+    made = plan(lengths_of("iid", (1024, 1024), 0.9), 1024)
+    assert made.warps == FEW_WARPS
+    assert made.per_block * MOST_COLUMNS <= FEW_WARPS
+    assert plan(lengths_of("iid", (1024, 1024), 0.8), 1024).warps == WARPS
+    assert plan(lengths_of("iid", (1024, 2048), 0.97), 2048).warps == WARPS
 
 
 @pytest.mark.parametrize("rows", [1, 31, 33, 500])
