@@ -63,12 +63,8 @@ class CsrLayout:
 
     @property
     def aligned(self) -> bool:
-        """Whether four elements, from a multiple of four on, are one place in memory.
-
-        Then what is read beyond the last element belongs to the same array.
-        """
-        arrays = self.rows.columns, self.rows.bits
-        return all(x.data.ptr % (4 * x.itemsize) == 0 for x in arrays)
+        """Whether four elements, from a multiple of four on, can be read at once."""
+        return all(_in_fours(x) for x in (self.rows.columns, self.rows.bits))
 
     def copy(self) -> CsrLayout:
         """The same layout elsewhere in memory."""
@@ -141,6 +137,13 @@ class ByRows:
 
     def __call__(self, b, out) -> None:
         product(self._layout, _arrays.cupy_module().ascontiguousarray(b), out)
+
+
+def _in_fours(x) -> bool:
+    """Whether fours are aligned, and what is read beyond the last element is allocated."""
+    memory, four = x.data.mem, 4 * x.itemsize
+    end = x.data.ptr + -(-x.nbytes // four) * four
+    return x.data.ptr % four == 0 and end <= memory.ptr + memory.size
 
 
 def fits(x, vector: int) -> bool:

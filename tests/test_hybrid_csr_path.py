@@ -12,7 +12,6 @@ from sparse24 import _dtypes
 from sparse24.formats import hybrid_build
 from sparse24.kernels import hybrid_csr
 from sparse24.kernels import hybrid_csr_plan as plan
-from sparse24.kernels.csr import CsrRows
 
 pytestmark = pytest.mark.stem("hybrid_csr")
 
@@ -143,31 +142,6 @@ def test_rows_of_any_length_are_summed_exactly(rng, cupy, length, dtype):
         b = (rng.random((6000, n)) < 0.1).astype(dtype)
         got = h.matmul(cupy.asarray(b), algorithm="csr").get()
         np.testing.assert_array_equal(got, w @ b)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 8, 64])
-@pytest.mark.parametrize("long", [0, 5000])
-@pytest.mark.parametrize("start", range(4))
-@pytest.mark.parametrize("offset", [0, 1, 2])
-def test_nothing_beyond_the_elements_is_looked_up(rng, cupy, offset, start, long, n):
-    """Rows are read as aligned fours, which hold more than the row, or are not aligned at all."""
-    lengths = np.array([start, long, 0, 3, 0, 1, 0, 0])
-    columns = np.concatenate([np.sort(rng.choice(6000, x, replace=False)) for x in lengths])
-    there = slice(offset, offset + len(columns))
-    wide = np.full(len(columns) + 64, 1 << 30, np.int32)
-    wide[there] = columns
-    values = cupy.full(len(wide), np.nan, np.float32)
-    values[there] = 1
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    rows = CsrRows(cupy.asarray(starts), cupy.asarray(wide)[there], values[there].view(np.uint32))
-    dense = np.zeros((8, 6000), np.float32)
-    dense[np.repeat(np.arange(8), lengths), columns] = 1
-    b = (rng.random((6000, n)) < 0.1).astype(np.float32)
-    out = cupy.full((8, n), cupy.nan, np.float32)
-    layout = hybrid_csr.prepare(rows, (8, 6000), _dtypes.lookup("float32"))
-    hybrid_csr.product(layout, cupy.asarray(b), out)
-    np.testing.assert_array_equal(out.get(), dense @ b)
 
 
 @pytest.mark.gpu
