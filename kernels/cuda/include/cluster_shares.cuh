@@ -28,7 +28,8 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
         barrier_init_fence();
         barrier_expect(room_ + kBytes, kBytes);
     }
-    // Say that this block can receive (arrive), and wait until all blocks can (await); by all threads, each once.
+    // Say that this block can receive (arrive), and wait until all blocks can (await); by all threads, each once.  Relaxed,
+    // because init() has a fence of its own: to release means to wait until the whole GPU sees all writes of the block.
     __device__ static void arrive() {
         if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     }

@@ -1,8 +1,8 @@
 // scatter_tables: what a block of hybrid_scatter.cu has to multiply, as kernels/hybrid_scatter_schedule.py says it.
 //
 // A block needs its tables before it can ask for elements, and elements before it can multiply: two latencies of memory,
-// one after the other, of a product that takes ten.  `Opening` asks for all tables at once, and `Leads` for the first
-// elements meanwhile.
+// one after the other, where a whole product takes as long as ten.  `Opening` asks for all tables at once, and `Leads`
+// for the first elements meanwhile.
 #pragma once
 
 struct alignas(16) Unit {
