@@ -95,8 +95,10 @@ def write_json(path: Path, record: dict) -> None:
         fresh.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
-def merge_gpu_tests(path: Path, counts: dict[str, dict[str, int]]) -> None:
-    """Put the outcome counts of these stems into the record, with their digests."""
+def merge_gpu_tests(
+    path: Path, counts: dict[str, dict[str, int]], files: dict[str, list[str]]
+) -> None:
+    """Put the outcome counts of these stems, and whose tests ran, into the record."""
     from sparse24.kernels import loader
 
     head = header()
@@ -108,6 +110,7 @@ def merge_gpu_tests(path: Path, counts: dict[str, dict[str, int]]) -> None:
             "passed": outcome.get("passed", 0),
             "failed": outcome.get("failed", 0),
             "skipped": outcome.get("skipped", 0),
+            "files": sorted(files[stem]),
             "date": head["date"],
             "gpu": head.get("gpu"),
         }

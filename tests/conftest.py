@@ -146,16 +146,20 @@ class _Recorder:
     def __init__(self, path: Path):
         self.path = path
         self.counts: dict[str, Counter] = defaultdict(Counter)
+        self.files: dict[str, set[str]] = defaultdict(set)
 
     def pytest_runtest_logreport(self, report):
         decided = report.when == "call" or (report.when == "setup" and report.outcome != "passed")
         if decided:
             for stem in dict(report.user_properties).get("stems", ()):
                 self.counts[stem][report.outcome] += 1
+                self.files[stem].add(Path(report.nodeid.partition("::")[0]).name)
 
     def pytest_sessionfinish(self):
         if self.counts and _arrays.cuda_available():
-            _evidence.merge_gpu_tests(self.path, {s: dict(c) for s, c in self.counts.items()})
+            counts = {stem: dict(outcomes) for stem, outcomes in self.counts.items()}
+            files = {stem: sorted(names) for stem, names in self.files.items()}
+            _evidence.merge_gpu_tests(self.path, counts, files)
 
 
 def pytest_configure(config):

@@ -151,20 +151,21 @@ def test_results_of_two_gpus_are_not_merged(record, tmp_path, monkeypatch):
     monkeypatch.setattr(_evidence, "header", lambda: {"gpu": H100, "date": "2026-11-25"})
     words = r"gpu_tests.json holds records of NVIDIA H200, but .*H100.* 'h100'"
     with pytest.raises(FormatError, match=words):
-        _evidence.merge_gpu_tests(file, {"cast": {"passed": 1}})
+        _evidence.merge_gpu_tests(file, {"cast": {"passed": 1}}, {"cast": []})
     assert json.loads(file.read_text()) == record
     monkeypatch.setattr(_evidence, "header", dict)
     with pytest.raises(FormatError, match="has no GPU"):
-        _evidence.merge_gpu_tests(file, {"cast": {"passed": 1}})
+        _evidence.merge_gpu_tests(file, {"cast": {"passed": 1}}, {"cast": []})
 
 
 def test_results_are_merged_into_a_file_of_their_gpu(tmp_path, monkeypatch):
     file = tmp_path / "h100" / "gpu_tests.json"
     monkeypatch.setattr(_evidence, "header", lambda: {"gpu": H100, "date": "2026-11-25"})
     for stem in ("cast", "compress"):
-        _evidence.merge_gpu_tests(file, {stem: {"passed": 2}})
+        _evidence.merge_gpu_tests(file, {stem: {"passed": 2}}, {stem: ["test_b.py", "test_a.py"]})
     stems = json.loads(file.read_text())["stems"]
     assert {stem: row["gpu"] for stem, row in stems.items()} == {"cast": H100, "compress": H100}
+    assert stems["cast"]["files"] == ["test_a.py", "test_b.py"]
 
 
 def test_a_run_for_a_file_of_another_gpu_does_not_begin(tmp_path, monkeypatch):
@@ -197,6 +198,20 @@ def test_a_clean_run_on_any_gpu_verifies_a_kernel(tmp_path, monkeypatch):
     assert "changed after" in recorded.complaint("cast")
     write(tmp_path / "gpu_tests.json", {"header": {}, "stems": {}})
     assert "not clean" in recorded.complaint("cast")
+
+
+def test_a_run_of_some_files_alone_does_not_verify_a_kernel(tmp_path, monkeypatch):
+    files = recorded.files_of_stems()["hybrid_scatter"]
+    assert files == {"test_hybrid_scatter.py", "test_hybrid_scatter_products.py"}
+    clean = {"digest": recorded.loader.digest("hybrid_scatter"), "passed": 3, "failed": 0}
+    clean |= {"skipped": 0, "date": "2026-11-29", "files": sorted(files)}
+    monkeypatch.setattr(recorded, "DATA", tmp_path)
+    file = tmp_path / "gpu_tests.json"
+    write(file, {"header": {}, "stems": {"hybrid_scatter": clean}})
+    assert recorded.complaint("hybrid_scatter") is None
+    clean["files"].remove("test_hybrid_scatter_products.py")
+    write(file, {"header": {}, "stems": {"hybrid_scatter": clean}})
+    assert "left out test_hybrid_scatter_products.py" in recorded.complaint("hybrid_scatter")
 
 
 def case(name: str, us: float, rival: float) -> dict:
