@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def write_json(path: Path, record: dict) -> None:
 
 
 def merge_gpu_tests(
-    path: Path, counts: dict[str, dict[str, int]], files: dict[str, list[str]]
+    path: Path, counts: Mapping[str, Mapping[str, int]], files: Mapping[str, Iterable[str]]
 ) -> None:
     """Put the outcome counts of these stems, and whose tests ran, into the record."""
     from sparse24.kernels import loader

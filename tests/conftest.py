@@ -121,6 +121,11 @@ def h200(monkeypatch, untuned):
 
 
 @pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
 def rng():
     return np.random.default_rng(20261121)
 
@@ -157,9 +162,7 @@ class _Recorder:
 
     def pytest_sessionfinish(self):
         if self.counts and _arrays.cuda_available():
-            counts = {stem: dict(outcomes) for stem, outcomes in self.counts.items()}
-            files = {stem: sorted(names) for stem, names in self.files.items()}
-            _evidence.merge_gpu_tests(self.path, counts, files)
+            _evidence.merge_gpu_tests(self.path, self.counts, self.files)
 
 
 def pytest_configure(config):

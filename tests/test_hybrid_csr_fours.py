@@ -14,11 +14,6 @@ from sparse24.kernels.csr import CsrRows
 pytestmark = pytest.mark.stem("hybrid_csr")
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 8, 64])
 @pytest.mark.parametrize("long", [0, 5000])

@@ -16,11 +16,6 @@ from sparse24.kernels import hybrid_csr_plan as plan
 pytestmark = pytest.mark.stem("hybrid_csr")
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 def on_gpu(m):
     from cupyx.scipy import sparse as cupyx_sparse
 

@@ -43,11 +43,6 @@ def to_numpy(x):
 
 
 @pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture
 def pair(rng, xp):
     """A listed matrix, and its dense form in NumPy."""
     m = graph(rng)

@@ -16,11 +16,6 @@ pytestmark = [pytest.mark.stem("hybrid_panel"), pytest.mark.gpu]
 TYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 def draw(family, shape, zeros, rng, dtype="float32"):
     return families.make(family, shape, zeros=zeros, dtype=dtype, rng=rng)
 

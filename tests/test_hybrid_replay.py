@@ -18,11 +18,6 @@ PATHS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 def whole(rng, shape, share):
     return (rng.integers(-3, 4, shape) * (rng.random(shape) < share)).astype(np.float16)
 

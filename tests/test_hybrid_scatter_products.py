@@ -52,6 +52,17 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("base", [False, True])
+@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64, 65, 96, 104, 128])
+def test_a_matrix_without_elements(rng, n, base):
+    """Which is offered other paths alone."""
+    layout, right, want = whole_numbers(rng, (333, 3112, n), 1.0, base=base)
+    out = _arrays.cupy_module().full(want.shape, np.nan, np.float16)
+    hybrid_scatter.product(layout, right, out)
+    np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
 @pytest.mark.parametrize("n", [8, 16, 32, 64, 96, 128])
 @pytest.mark.parametrize(

@@ -108,6 +108,18 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 9, 16, 24, 32, 50, 64])
+def test_a_matrix_without_elements(n):
+    """Which is offered other paths alone."""
+    cupy = _arrays.cupy_module()
+    empty = cupy.zeros((333, 1111), np.float16)
+    layout = hybrid_stream.prepare(empty, lookup("float16"), 0.0)
+    out = cupy.full((333, n), cupy.nan, np.float16)
+    hybrid_stream.product(layout, cupy.ones((1111, n), np.float16), out)
+    assert not out.any()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["iid", "beta2", "row_skewed", "dead_columns", "banded", "block"])
 def test_error_is_that_of_a_dense_product(rng, name):
     cupy = pytest.importorskip("cupy")

@@ -115,15 +115,13 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     dtype, (m, k) = h._dtype, h.shape
     if hybrid_panel.refuses(k, dtype, device.most_shared) is not None:
         return {}
-    units = panel_units(h)
-    effort = hybrid_panel_plan.effort(units, k, n, device, dtype.itemsize)
+    effort = hybrid_panel_plan.effort(panel_units(h), k, n, device, dtype.itemsize)
     line = line_of(lines, hybrid_lines.PANEL_LINES[dtype.itemsize], n)
-    seconds = line.seconds(*effort)
     nbytes = n * dtype.itemsize
     storing = m * nbytes / PANEL_STORES
     copying = PANEL_BYTE * m * k * nbytes
     walking = PANEL_STEP * max(0, k - PANEL_FREE)
-    return {"panel": max(seconds, storing, copying, walking)}
+    return {"panel": max(line.seconds(*effort), storing, copying, walking)}
 
 
 def _csr_time(h, n: int, lines) -> dict[str, float]:
