@@ -103,7 +103,9 @@ __device__ int fill_slot(Held& held, int slot, int height, int& spare) {
         if (bank < 0 && mine == line) --spare;
         __syncwarp();
     }
-    return held.columns[mine];
+    const int column = held.columns[mine];
+    __syncwarp();  // the next slot overwrites them
+    return column;
 }
 
 // The word of a lane that takes this column, in the panel that begins at `first`, of its row.
