@@ -1,0 +1,168 @@
+// sparse_decode: out [m, n] = epilogue(A [m, k] 2:4  @  b [k, n]) for the few columns of a decoding step.
+//
+//   values [batch, m, 2 ceil(k/4)]    stored elements, rows on 16-byte boundaries    (read once)
+//   packed [batch, K atoms, M atoms]  1024-byte atoms of metadata, tensor-core order (read once)
+//   b      [batch, k, n]              k or n contiguous, lines on 16-byte boundaries (read)
+//   out    [batch, m, n]              any strides                                    (written)
+//
+// The time is that of reading A.  A block has a ring of stages for all of its tiles.  One thread asks the copy engine
+// (TMA) for stage after stage; WARPS_K warps share the K atoms of each stage and multiply by mma.sp.  Their sums meet in
+// shared memory at the end of a tile, where they are added in a fixed order.
+//
+// Stages are those of sparse_tile.cuh, whose swizzle is that of the TMA.  What lies outside of A and b comes as zeros.
+//
+// The kernel before this one may have written A, so that one has to end before A is read.  It writes to the L2 cache,
+// however, so the first stages of A can be brought there meanwhile.  For that, blocks of two launches have room on a
+// multiprocessor at a time.
+//
+// Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
+//
+// Macros: those of tile_store.cuh, with WARPS_M, WARPS_N and SPLIT 1, WGMMA 0 and B_ASYNC 1; SUMS_AT, where the sums lie.
+//
+// Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_decode.py.
+// Source: PTX ISA, cp.async.bulk.tensor, cp.async.bulk.prefetch.tensor, griddepcontrol.
+#include "programmatic.cuh"
+#include "tile_store.cuh"
+namespace hopper {  // as both name a function shared_address
+#include "hopper_pipeline.cuh"
+}
+using hopper::TensorMap;
+
+constexpr int kAhead = 2;  // stages that are brought to the L2 cache
+constexpr int kAllThreads = kThreads + 32;
+constexpr int kBox = 128 / kItem;                                 // elements in 128 bytes
+constexpr int kABoxes = kRowBytes / 128;                          // of a stage: [TILE_M] rows of 128 bytes
+constexpr int kBBoxes = B_COLUMN ? TILE_K / kBox : TILE_K / 128;  // columns of 128 bytes, or 128 rows of TILE_N columns
+constexpr int kBoxBytes = kBBytes / kBBoxes;                      // in shared memory
+constexpr int kBAt = kABytes + kMetaBytes;                        // in a stage
+constexpr int kBarriersAt = SUMS_AT + WARPS_K * kPartial * sizeof(Sum);
+static_assert(SUMS_AT >= STAGES * kStageBytes);
+static_assert(kRowBytes % 128 == 0 && 64 % TILE_M == 0);
+static_assert(kABytes % 1024 == 0 && kBAt % 1024 == 0 && kStageBytes % 1024 == 0);  // periods of the swizzle
+
+using Ring = hopper::Pipeline<STAGES, kWarps, 1>;
+
+// A tile of the result: its first row and column, and its product of the batch.
+struct Place {
+    int m0, n0, batch;
+
+    Place(int number, const Shape& s) {
+        const int tiles_m = (s.m + TILE_M - 1) / TILE_M, tiles_n = (s.n + TILE_N - 1) / TILE_N;
+        n0 = number % tiles_n * TILE_N, m0 = number / tiles_n % tiles_m * TILE_M, batch = number / tiles_n / tiles_m;
+    }
+};
+
+// Calls act(tile) for each tile of this block.
+template <class Act> inline void each_tile(const Shape& s, Act act) {
+    const int tiles = (s.m + TILE_M - 1) / TILE_M * ((s.n + TILE_N - 1) / TILE_N) * s.batch;
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) act(Place(number, s));
+}
+
+inline void prefetch_box(const TensorMap& map, int x, int y, int z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
+                 :: "l"(&map), "r"(x), "r"(y), "r"(z) : "memory");
+}
+inline void prefetch_bytes(const char* from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
+}
+
+// What one thread asks of the TMA.
+struct Producer {
+    const TensorMap &values, &b;
+    const char* packed;
+    const Shape& s;
+
+    void bring_near(const Place& tile) const {
+        for (int k0 = 0; k0 < min(s.k, kAhead * TILE_K); k0 += TILE_K) {
+            each_box_of_a(tile, k0, [&](int, int x, int y, int z) { prefetch_box(values, x, y, z); });
+            each_atom(tile, k0, [&](int, const char* from) { prefetch_bytes(from, TILE_M * 16); });
+        }
+    }
+    void run(const Ring& ring, unsigned shared) const {
+        Ring::Position at;
+        const int b_bytes = B_COLUMN ? kBBoxes * 128 * min(TILE_N, s.n) : kBBytes;
+        each_tile(s, [&](const Place& tile) {
+            for (int k0 = 0; k0 < s.k; k0 += TILE_K) {
+                const unsigned barrier = ring.acquire(at, kABytes + kMetaBytes + b_bytes);
+                load(shared + at.stage * kStageBytes, tile, k0, barrier);
+                at.advance();
+            }
+        });
+    }
+
+  private:
+    void load(unsigned stage, const Place& tile, int k0, unsigned barrier) const {
+        each_box_of_a(tile, k0, [&](int i, int x, int y, int z) {
+            hopper::load_box(stage + i * TILE_M * 128, values, x, y, z, barrier);
+        });
+        each_atom(tile, k0, [&](int i, const char* from) {
+            hopper::load_bytes(stage + kABytes + i * TILE_M * 16, from, TILE_M * 16, barrier);
+        });
+#pragma unroll
+        for (int i = 0; i < kBBoxes; ++i) {
+            const int x = B_COLUMN ? k0 + i * kBox : tile.n0, y = B_COLUMN ? tile.n0 : k0 + i * 128;
+            hopper::load_box(stage + kBAt + i * kBoxBytes, b, x, y, s.b_batch ? tile.batch : 0, barrier);
+        }
+    }
+    template <class Act> void each_box_of_a(const Place& tile, int k0, Act act) const {
+#pragma unroll
+        for (int i = 0; i < kABoxes; ++i) act(i, k0 / 2 + i * kBox, tile.m0, s.a_batch ? tile.batch : 0);
+    }
+    // Rows of the tile in the metadata atoms of a stage.  Behind the last atom any legal codes will do.
+    template <class Act> void each_atom(const Place& tile, int k0, Act act) const {
+        const int last = (s.k - 1) / 128;
+        const char* rows = packed + tile.batch * s.meta_batch + tile.m0 / 64 * 1024 + tile.m0 % 64 * 16;
+#pragma unroll
+        for (int i = 0; i < kAtoms; ++i)
+            act(i, rows + (long long)min(k0 / 128 + i, last) * s.meta_atoms_m * 1024);
+    }
+};
+
+inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* out, const EpilogueParams& p) {
+    const Lane w;
+    Sum* partials = reinterpret_cast<Sum*>(shared + SUMS_AT);
+    Ring::Position at;
+    each_tile(s, [&](const Place& tile) {
+        Sums sums = {};
+        for (int k0 = 0; k0 < s.k; k0 += TILE_K) {
+            ring.wait(at);
+            multiply_stage(sums, shared_address(shared) + at.stage * kStageBytes, w);
+            __syncwarp();
+            ring.release(at.stage);
+            at.advance();
+        }
+        hopper::group_sync(1, kThreads);  // now nobody reads the sums of the tile before
+        store_sums(sums, partials);
+        hopper::group_sync(1, kThreads);
+        const auto sum = [&](int row, int column) { return block_sum(partials, row, column); };
+        store_tile<TILE_M>(sum, s, out, p, tile.m0, tile.n0, tile.batch);
+    });
+}
+
+// Where b has fewer columns than a tile, its boxes have no more either; the other columns of all stages become zeros.
+inline void clear_b(char* shared) {
+    constexpr int chunks = kBBytes / 16;
+    for (int i = threadIdx.x; i < STAGES * chunks; i += kAllThreads)
+        reinterpret_cast<uint4*>(shared + i / chunks * kStageBytes + kBAt)[i % chunks] = {};
+    hopper::async_proxy_fence();  // the TMA writes to its neighbours afterwards
+}
+
+extern "C" __global__ void __launch_bounds__(kAllThreads, BLOCKS)
+sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b, const char* packed,
+              Out::type* out, const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
+    extern __shared__ __align__(1024) char shared[];
+    const Ring ring(shared_address(shared) + kBarriersAt);
+    const Producer producer{values, b, packed, s};
+    const bool fetches = threadIdx.x >= kThreads;
+    let_next_start();
+    if (fetches && hopper::elected()) {
+        ring.init();
+        hopper::prefetch_map(b);
+        producer.bring_near(Place(blockIdx.x, s));
+    }
+    if (B_COLUMN && s.n < TILE_N) clear_b(shared);
+    __syncthreads();
+    wait_for_previous();
+    if (!fetches) consume(ring, s, shared, out, p);
+    else if (hopper::elected()) producer.run(ring, shared_address(shared));
+}

@@ -1,0 +1,132 @@
+"""The product of a decoding step against the reference, and its configurations without a GPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from product_cases import check, problem_of, random_24, random_dense
+
+from sparse24._records import Fused, Problem
+from sparse24.kernels import sparse_decode, sparse_tile
+from sparse24.kernels.sparse_decode import DTYPES
+
+gpu = pytest.mark.gpu
+pytestmark = pytest.mark.stem("sparse_decode")
+
+
+def problem(**fields) -> Problem:
+    base = Problem(4096, 8, 4096, 1, "bfloat16", "bfloat16", "bfloat16", "column", "column")
+    return dataclasses.replace(base, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n": 17}, "n <= 16"),
+        ({"compute_capability": 89}, "9.0"),
+        ({"dtype": "float32", "b_dtype": "float32"}, "no float32"),
+        ({"dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn"}, "not float8_e4m3fn"),
+        ({"b_order": "strided"}, "copy it"),
+        ({"aligned": False}, "copy it"),
+        ({"dtype": "int8", "b_dtype": "int8", "b_order": "row"}, "transpose"),
+        ({"k": 0}, "empty"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refuses(fields, words):
+    assert sparse_decode.refuses(problem()) is None
+    assert words in sparse_decode.refuses(problem(**fields))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 8, 9, 16])
+def test_two_blocks_share_a_multiprocessor(dtype, n):
+    wanted = problem(dtype=dtype, b_dtype=dtype, n=n)
+    found = sparse_decode.configs(wanted)
+    assert found
+    for config in found:
+        assert config.n >= n
+        size = config.shared_memory(sparse_tile.TABLE[dtype].itemsize) + 1024
+        assert 2 * size <= 228 << 10
+        assert sparse_decode.tiles(wanted, config) == 4096 // config.m
+
+
+@gpu
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 13, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(200, 1030), (1, 4096), (16, 8), (77, 4100)], ids=str)
+def test_columns(rng, shape, dtype, n):
+    a, b = random_24(rng, shape, dtype), random_dense(rng, (shape[1], n), dtype)
+    for out_order in ("column", "row"):
+        check(sparse_decode, a, b, b_order="column", out_order=out_order)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("n", [2, 8, 11, 16])
+def test_rows_of_b(rng, dtype, n):
+    a, b = random_24(rng, (150, 2600), dtype), random_dense(rng, (2600, n), dtype)
+    for out_order in ("row", "column", "strided"):
+        check(sparse_decode, a, b, "float32", b_order="row", out_order=out_order)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [3, 12])
+def test_every_configuration(rng, dtype, n):
+    """More tiles than blocks, and rings that end in the middle."""
+    a, b = random_24(rng, (5000, 3500), dtype), random_dense(rng, (3500, n), dtype)
+    out = "int32" if dtype == "int8" else "float32"
+    for config in sparse_decode.configs(problem_of(a, b, out, b_order="column")):
+        check(sparse_decode, a, b, out, config=config, b_order="column", out_order="column")
+        if dtype != "int8":
+            check(sparse_decode, a, b, out, config=config, b_order="row")
+
+
+@gpu
+@pytest.mark.parametrize("n", [1, 8, 12])
+def test_epilogues_and_batches(rng, n):
+    a, b = random_24(rng, (130, 4096), "float16"), random_dense(rng, (3, 4096, n), "float16")
+    f32 = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    for e in (
+        Fused(alpha=0.5, row_bias=f32(130), activation="relu", upper=6.0),
+        Fused(beta=2.0, c=np.float16(f32(3, 130, n)), activation="gelu_tanh"),
+        Fused(row_scale=f32(130), column_bias=f32(n), activation="relu2", out_scale=0.25),
+    ):
+        check(sparse_decode, a, b, epilogue=e, b_order="column", out_order="column")
+    many = random_24(rng, (3, 130, 4096), "float16")
+    check(sparse_decode, many, b, b_order="column")
+
+
+@gpu
+@pytest.mark.parametrize("special", [np.nan, np.inf, -0.0])
+def test_special_values_stay_where_they_are(rng, special):
+    """Rows of other tiles and columns of b that are not there see nothing of them."""
+    a, b = random_24(rng, (100, 2000), "float16"), random_dense(rng, (2000, 3), "float16")
+    a[17, 40:44] = special, 0, 0, 0
+    check_rows = np.arange(100) != 17
+    got = check_special(a, b)
+    clean = check_special(np.where(np.arange(100)[:, None] == 17, np.float16(0), a), b)
+    np.testing.assert_array_equal(got[check_rows], clean[check_rows])
+    assert np.isfinite(got[17]).all() == (special == 0)
+
+
+def check_special(a, b):
+    import cupy as cp
+    from product_cases import compressed, empty_result, to_device
+
+    from sparse24._records import PLAIN
+
+    wanted = problem_of(a, b, "float32", b_order="column", out_order="column")
+    out = empty_result(wanted)
+    launch = sparse_decode.prepare(wanted, sparse_decode.configs(wanted)[0], PLAIN)
+    launch(compressed(a), to_device(b, order="column", rows_aligned=True), out, PLAIN)
+    return cp.asnumpy(out)[0]
+
+
+@gpu
+def test_same_bits_each_time(rng):
+    a, b = random_24(rng, (640, 8192), "float16"), random_dense(rng, (8192, 8), "float16")
+    first, *others = (check(sparse_decode, a, b, b_order="column").get() for _ in range(5))
+    for other in others:
+        np.testing.assert_array_equal(first, other)
