@@ -23,8 +23,8 @@ from sparse24._staging import Variant
 from sparse24.kernels import epilogue as _epilogue
 
 SPARSE_KERNELS = (
-    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "sparse_split",
-    "split_mma", "sparse_fma",
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny",
+    "sparse_split", "split_mma", "sparse_fma",
 )  # fmt: skip
 DENSE_KERNEL = "dense"
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
@@ -33,8 +33,8 @@ MOST_ROWS = {"sparse_wgmma": (1 << 27) - 64}  # 16 bytes of metadata of each in 
 MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it counts in 32 bits
 # Columns of A, whose offsets they count in bytes or, of the pieces of float32, in elements.
 MOST_COLUMNS = {
-    "sparse_skinny": 1 << 29, "sparse_mma": 1 << 29, "grouped_mma": 1 << 29,
-    "sparse_split": 1 << 27, "split_mma": 1 << 27,
+    "sparse_skinny": 1 << 29, "sparse_decode": 1 << 29, "sparse_mma": 1 << 29,
+    "grouped_mma": 1 << 29, "sparse_split": 1 << 27, "split_mma": 1 << 27,
 }  # fmt: skip
 
 REMEMBERED = 4096  # choices of the latest problems: of a few layers by all their numbers of tokens

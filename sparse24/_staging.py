@@ -28,8 +28,8 @@ STORES_ANY = ("sparse_wgmma",)
 # writes 16 bytes.  Where a line of the result ends within these, they would overwrite what lies
 # behind it, such as the next columns of a larger array.
 STORES_NO_MORE = (
-    "sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "split_mma", "sparse_fma",
-    "dense",
+    "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny", "split_mma",
+    "sparse_fma", "dense",
 )  # fmt: skip
 # Kernels whose prediction depends on whether rows of b begin on lines of memory.
 ASKS_FOR_LINES = ("sparse_wgmma",)

@@ -10,8 +10,8 @@ from sparse24._arrays import to_numpy
 from sparse24.kernels import reference
 
 STEMS = (
-    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "sparse_split",
-    "sparse_fma",
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny",
+    "sparse_split", "sparse_fma",
 )  # fmt: skip
 # Unit roundoff of the result's type, and of the accumulation, per dtype of the operands.
 ROUNDOFF = {

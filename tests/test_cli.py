@@ -162,7 +162,7 @@ def test_info_names_versions(capsys):
     assert "numpy" in text
     of_all = {"sparse_matvec", "sparse_fma"}
     of_ampere = of_all | {"sparse_mma", "split_mma", "split_skinny"}
-    of_hopper = of_ampere | {"sparse_skinny", "sparse_wgmma", "sparse_split"}
+    of_hopper = of_ampere | {"sparse_decode", "sparse_skinny", "sparse_wgmma", "sparse_split"}
     for capability, kernels in (((7, 5), of_all), ((8, 0), of_ampere), ((9, 0), of_hopper)):
         properties = dict(zip(("major", "minor"), capability, strict=True))
         assert set(_config._kernels(properties)) == kernels

@@ -28,7 +28,7 @@ def problem(**fields) -> Problem:
         ({"dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn"}, "not float8_e4m3fn"),
         ({"b_order": "strided"}, "copy it"),
         ({"aligned": False}, "copy it"),
-        ({"dtype": "int8", "b_dtype": "int8", "b_order": "row"}, "transpose"),
+        ({"b_order": "row"}, "copy it"),
         ({"k": 0}, "empty"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -40,15 +40,30 @@ def test_refuses(fields, words):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 8, 9, 16])
-def test_two_blocks_share_a_multiprocessor(dtype, n):
-    wanted = problem(dtype=dtype, b_dtype=dtype, n=n)
+@pytest.mark.parametrize("capability", [90, 100, 120])
+def test_blocks_fit_a_multiprocessor(dtype, n, capability):
+    wanted = problem(dtype=dtype, b_dtype=dtype, n=n, compute_capability=capability)
     found = sparse_decode.configs(wanted)
     assert found
     for config in found:
         assert config.n >= n
+        assert config.stages >= 2
         size = config.shared_memory(sparse_tile.TABLE[dtype].itemsize) + 1024
-        assert 2 * size <= 228 << 10
+        assert config.blocks * size <= (sparse_tile.SHARED_MEMORY.get(capability, 99) + 1) << 10
         assert sparse_decode.tiles(wanted, config) == 4096 // config.m
+
+
+@pytest.mark.parametrize(
+    "weight", [(14336, 4096), (4096, 14336), (28672, 8192), (768, 768)], ids=str
+)
+def test_no_prediction_is_below_the_bytes(weight):
+    m, k = weight
+    chip = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
+    for n in (1, 8, 16):
+        for config in sparse_decode.configs(problem(m=m, k=k, n=n)):
+            assert (
+                sparse_decode.predict(problem(m=m, k=k, n=n), config, chip) > 1.125 * m * k / 5e12
+            )
 
 
 @gpu
@@ -64,10 +79,14 @@ def test_columns(rng, shape, dtype, n):
 @gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("n", [2, 8, 11, 16])
-def test_rows_of_b(rng, dtype, n):
+def test_any_result(rng, dtype, n):
     a, b = random_24(rng, (150, 2600), dtype), random_dense(rng, (2600, n), dtype)
     for out_order in ("row", "column", "strided"):
-        check(sparse_decode, a, b, "float32", b_order="row", out_order=out_order)
+        check(sparse_decode, a, b, "float32", b_order="column", out_order=out_order)
+        check(
+            sparse_decode, a, b, b_order="column", out_order=out_order, aligned=False,
+            b_aligned=True, b_pad=-2600 % 8,
+        )  # fmt: skip
 
 
 @gpu
@@ -79,8 +98,6 @@ def test_every_configuration(rng, dtype, n):
     out = "int32" if dtype == "int8" else "float32"
     for config in sparse_decode.configs(problem_of(a, b, out, b_order="column")):
         check(sparse_decode, a, b, out, config=config, b_order="column", out_order="column")
-        if dtype != "int8":
-            check(sparse_decode, a, b, out, config=config, b_order="row")
 
 
 @gpu

@@ -19,7 +19,9 @@ from sparse24.kernels import loader
 
 DATA = Path(__file__).resolve().parents[1] / "benchmarks" / "data"
 # One of which runs.
-CANDIDATES = ("sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "sparse_fma")
+CANDIDATES = (
+    "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny", "sparse_fma",
+)  # fmt: skip
 UNVERIFIED = DATA / "UNVERIFIED.md"
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "cuda"

@@ -2,7 +2,7 @@
 //
 //   values [batch, m, 2 ceil(k/4)]    stored elements, rows on 16-byte boundaries    (read once)
 //   packed [batch, K atoms, M atoms]  1024-byte atoms of metadata, tensor-core order (read once)
-//   b      [batch, k, n]              k or n contiguous, lines on 16-byte boundaries (read)
+//   b      [batch, k, n]              columns contiguous, on 16-byte boundaries      (read)
 //   out    [batch, m, n]              any strides                                    (written)
 //
 // The time is that of reading A.  A block has a ring of stages for all of its tiles.  One thread asks the copy engine
@@ -12,12 +12,11 @@
 // Stages are those of sparse_tile.cuh, whose swizzle is that of the TMA.  What lies outside of A and b comes as zeros.
 //
 // The kernel before this one may have written A, so that one has to end before A is read.  It writes to the L2 cache,
-// however, so the first stages of A can be brought there meanwhile.  For that, blocks of two launches have room on a
-// multiprocessor at a time.
+// however, so blocks that start earlier bring the first stages of A there meanwhile.
 //
 // Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
 //
-// Macros: those of tile_store.cuh, with WARPS_M, WARPS_N and SPLIT 1, WGMMA 0 and B_ASYNC 1; SUMS_AT, where the sums lie.
+// Macros: those of tile_store.cuh, with WARPS_M, WARPS_N, B_COLUMN and B_ASYNC 1, and WGMMA 0; SUMS_AT, where the sums lie.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_decode.py.
 // Source: PTX ISA, cp.async.bulk.tensor, cp.async.bulk.prefetch.tensor, griddepcontrol.
@@ -30,11 +29,10 @@ using hopper::TensorMap;
 
 constexpr int kAhead = 2;  // stages that are brought to the L2 cache
 constexpr int kAllThreads = kThreads + 32;
-constexpr int kBox = 128 / kItem;                                 // elements in 128 bytes
-constexpr int kABoxes = kRowBytes / 128;                          // of a stage: [TILE_M] rows of 128 bytes
-constexpr int kBBoxes = B_COLUMN ? TILE_K / kBox : TILE_K / 128;  // columns of 128 bytes, or 128 rows of TILE_N columns
-constexpr int kBoxBytes = kBBytes / kBBoxes;                      // in shared memory
-constexpr int kBAt = kABytes + kMetaBytes;                        // in a stage
+constexpr int kBox = 128 / kItem;             // elements in 128 bytes
+constexpr int kABoxes = kRowBytes / 128;      // of a stage: [TILE_M] rows of 128 bytes
+constexpr int kBBoxes = TILE_K / kBox;        // [TILE_N] columns of 128 bytes
+constexpr int kBAt = kABytes + kMetaBytes;    // in a stage
 constexpr int kBarriersAt = SUMS_AT + WARPS_K * kPartial * sizeof(Sum);
 static_assert(SUMS_AT >= STAGES * kStageBytes);
 static_assert(kRowBytes % 128 == 0 && 64 % TILE_M == 0);
@@ -80,10 +78,10 @@ struct Producer {
     }
     void run(const Ring& ring, unsigned shared) const {
         Ring::Position at;
-        const int b_bytes = B_COLUMN ? kBBoxes * 128 * min(TILE_N, s.n) : kBBytes;
+        const int bytes = kABytes + kMetaBytes + kBBoxes * 128 * min(TILE_N, s.n);
         each_tile(s, [&](const Place& tile) {
             for (int k0 = 0; k0 < s.k; k0 += TILE_K) {
-                const unsigned barrier = ring.acquire(at, kABytes + kMetaBytes + b_bytes);
+                const unsigned barrier = ring.acquire(at, bytes);
                 load(shared + at.stage * kStageBytes, tile, k0, barrier);
                 at.advance();
             }
@@ -99,10 +97,8 @@ struct Producer {
             hopper::load_bytes(stage + kABytes + i * TILE_M * 16, from, TILE_M * 16, barrier);
         });
 #pragma unroll
-        for (int i = 0; i < kBBoxes; ++i) {
-            const int x = B_COLUMN ? k0 + i * kBox : tile.n0, y = B_COLUMN ? tile.n0 : k0 + i * 128;
-            hopper::load_box(stage + kBAt + i * kBoxBytes, b, x, y, s.b_batch ? tile.batch : 0, barrier);
-        }
+        for (int i = 0; i < kBBoxes; ++i)
+            hopper::load_box(stage + kBAt + i * TILE_N * 128, b, k0 + i * kBox, tile.n0, s.b_batch ? tile.batch : 0, barrier);
     }
     template <class Act> void each_box_of_a(const Place& tile, int k0, Act act) const {
 #pragma unroll
@@ -160,7 +156,7 @@ sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ 
         hopper::prefetch_map(b);
         producer.bring_near(Place(blockIdx.x, s));
     }
-    if (B_COLUMN && s.n < TILE_N) clear_b(shared);
+    if (s.n < TILE_N) clear_b(shared);
     __syncthreads();
     wait_for_previous();
     if (!fetches) consume(ring, s, shared, out, p);

@@ -41,8 +41,8 @@ from sparse24._planner import DENSE_KERNEL
 from sparse24._records import Problem
 
 STEMS = (
-    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "sparse_split",
-    "split_mma", "sparse_fma",
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny",
+    "sparse_split", "split_mma", "sparse_fma",
 )  # fmt: skip
 TORCH = {
     "bfloat16": torch.bfloat16,
