@@ -4,9 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
-from product_cases import check, problem_of, random_24, random_dense
+from product_cases import (
+    check,
+    compressed,
+    empty_result,
+    problem_of,
+    random_24,
+    random_dense,
+    to_device,
+)
 
-from sparse24._records import Fused, Problem
+from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import sparse_decode, sparse_tile
 from sparse24.kernels.sparse_decode import DTYPES
 
@@ -130,9 +138,6 @@ def test_special_values_stay_where_they_are(rng, special):
 
 def check_special(a, b):
     import cupy as cp
-    from product_cases import compressed, empty_result, to_device
-
-    from sparse24._records import PLAIN
 
     wanted = problem_of(a, b, "float32", b_order="column", out_order="column")
     out = empty_result(wanted)
@@ -147,3 +152,27 @@ def test_same_bits_each_time(rng):
     first, *others = (check(sparse_decode, a, b, b_order="column").get() for _ in range(5))
     for other in others:
         np.testing.assert_array_equal(first, other)
+
+
+@gpu
+@pytest.mark.parametrize("n", [1, 16])
+def test_reads_what_the_kernel_before_wrote(rng, n):
+    """Blocks fetch A before that kernel has ended, but only as far as the L2 cache."""
+    import cupy as cp
+
+    b = random_dense(rng, (2048, n), "float16")
+    wanted = problem_of(random_24(rng, (1024, 2048), "float16"), b, "float32", b_order="column")
+    launch = sparse_decode.prepare(wanted, sparse_decode.configs(wanted)[0], PLAIN)
+    device_b = to_device(b, order="column", rows_aligned=True)
+    weights = [compressed(random_24(rng, (1024, 2048), "float16")) for _ in range(2)]
+    alone, results = ([empty_result(wanted) for _ in range(count)] for count in (2, 100))
+    for weight, out in zip(weights, alone, strict=True):
+        launch(weight, device_b, out, PLAIN)
+        cp.cuda.get_current_stream().synchronize()
+    changing = compressed(np.zeros((1024, 2048), np.float16))
+    for turn, out in enumerate(results):
+        cp.copyto(changing.packed, weights[turn % 2].packed)
+        cp.copyto(changing.values, weights[turn % 2].values)
+        launch(changing, device_b, out, PLAIN)
+    for turn, out in enumerate(results):
+        assert (out == alone[turn % 2]).all()
