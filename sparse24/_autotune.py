@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +17,9 @@ from sparse24._records import Fused, Operand24, Problem
 
 REFERENCE = "sparse_fma"
 ROUNDS = 5
-CALLS = 3  # timed calls a round
-FLUSH = 3  # times the L2 cache that is read between calls
+CALLS = 5  # one after the other
+FLUSH = 3  # times the L2 cache that is read before them
+BUSY = 3  # readings, so that the GPU has not finished them when all calls are enqueued
 MEASURE_WITHIN = 2.5  # candidates predicted slower than this times the best are not measured
 # Relative Frobenius distance to the reference kernel that a candidate may have: a few
 # roundings of the result's type.  Integers must agree exactly.
@@ -94,18 +97,28 @@ def measure(
     limit = MEASURE_WITHIN * ranked[0].seconds
     assert a.rows is not None  # the caller has looked
     record = _storage.with_packed(a.rows)
+    copies = _copies(record, record.values.nbytes, _storage.copy)
+    dense_copies = _copies(a.dense, a.dense.nbytes, lambda x: x.copy(order="K")) if dense else []
     near = [candidate for candidate in ranked if candidate.seconds <= limit]
     refer, *launches = _planner.prepare_all([reference, *near], epilogue)
     wanted, got = _another(out), _another(out)
     refer(record, b, wanted, epilogue)
     runs = {}
     for candidate, run in zip(near, launches):
-        operand = a.dense if candidate.kernel == _planner.DENSE_KERNEL else record
+        operands = dense_copies if candidate.kernel == _planner.DENSE_KERNEL else copies
         got.fill(1)  # a stale result must not pass for a computed one
-        run(operand, b, got, epilogue)
+        run(operands[0], b, got, epilogue)
         if agrees(got, wanted, problem.out_dtype):
-            runs[candidate.name] = functools.partial(run, operand, b, got, epilogue)
+            runs[candidate.name] = [functools.partial(run, x, b, got, epilogue) for x in operands]
     return time_all(runs)
+
+
+def _copies(operand: Any, size: int, copy: Callable[[Any], Any]) -> list:
+    """An operand of so many bytes and copies of it: one a call, or as many as L2 cannot hold."""
+    import cupy
+
+    enough = -(-FLUSH * cupy.cuda.Device().attributes["L2CacheSize"] // max(size, 1))
+    return [operand, *(copy(operand) for _ in range(min(CALLS, enough) - 1))]
 
 
 def _before(ranked: list, kernel: str) -> int:
@@ -139,28 +152,36 @@ def agrees(got, wanted, out_dtype: str) -> bool:
     return distance <= TOLERANCE.get(out_dtype, LOOSE) * float((wanted**2).sum()) ** 0.5
 
 
-def time_all(runs: dict) -> dict[str, float]:
-    """Median seconds of one call of each, in interleaved rounds on the current stream.
+def time_all(runs: dict[str, Sequence[Callable[[], None]]]) -> dict[str, float]:
+    """Median seconds of one call of each, among others of it, in interleaved rounds.
 
-    Between calls something else is read through the L2 cache, as other weights are in a model
-    before the same one is needed again.  Written instead, it would go back to memory while the
-    call runs, which favours other candidates.  The reading also keeps the GPU busy until the
-    call is enqueued, so no time of Python is measured.
+    Calls follow one another, each with operands of its own, as layers do in a model: some kernels
+    start while the one before them ends, and some leave it more room for that.  What more of them
+    take than one does is what counts.  Before them something else is read through the L2 cache, as
+    other weights are before the same one is needed again.  Written instead, it would go back to
+    memory meanwhile, which favours other candidates.  The reading also keeps the GPU busy until
+    the calls are enqueued, so no time of Python is measured.
     """
     import cupy
 
     cache = cupy.cuda.Device().attributes["L2CacheSize"]
     others = cupy.zeros(FLUSH * max(cache, 4) // 4, np.float32)
     total = cupy.empty((), np.float32)
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in runs}
     for _ in range(ROUNDS):
-        for name, run in runs.items():
-            events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(CALLS)]
-            for start, stop in events:
-                others.sum(out=total)
+        for name, calls in runs.items():
+            for count, kept in zip((1, CALLS), samples[name]):
+                for _ in range(BUSY):
+                    others.sum(out=total)
                 start.record()
-                run()
+                for call in itertools.islice(itertools.cycle(calls), count):
+                    call()
                 stop.record()
-            events[-1][1].synchronize()
-            samples[name] += [1e-3 * cupy.cuda.get_elapsed_time(*pair) for pair in events]
-    return {name: statistics.median(times) for name, times in samples.items()}
+                stop.synchronize()
+                kept.append(1e-3 * cupy.cuda.get_elapsed_time(start, stop))
+    median = statistics.median
+    return {
+        name: (median(several) - median(one)) / (CALLS - 1)
+        for name, (one, several) in samples.items()
+    }

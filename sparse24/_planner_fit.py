@@ -74,5 +74,5 @@ def copy_bandwidth() -> float:
     import cupy as cp
 
     source, target = cp.ones(COPY_BYTES // 4, np.float32), cp.empty(COPY_BYTES // 4, np.float32)
-    seconds = _autotune.time_all({"copy": lambda: cp.copyto(target, source)})["copy"]
+    seconds = _autotune.time_all({"copy": [lambda: cp.copyto(target, source)]})["copy"]
     return 2 * COPY_BYTES / seconds

@@ -144,6 +144,7 @@ def ran(monkeypatch):
     monkeypatch.setattr(_storage, "with_packed", lambda rows: rows)
     monkeypatch.setattr(_arrays, "is_capturing", lambda: False)
     monkeypatch.setattr(_autotune, "_another", another)
+    monkeypatch.setattr(_autotune, "_copies", lambda operand, size, copy: [operand])
     monkeypatch.setattr(_autotune, "time_all", lambda runs: dict.fromkeys(runs, 1.0))
     return ran
 
