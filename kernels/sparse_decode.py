@@ -111,11 +111,11 @@ def configs(problem: Problem) -> list[Config]:
     placed = (_placed(tile, problem) for tile in _TILES if tile[1] == wide)
     found = [config for config in placed if config.stages >= LEAST_STAGES]
     chip = {"sms": 132, "bandwidth": 4.2e12}
+    at_once = lambda c: tiles(problem, c) <= chip["sms"] * c.blocks  # noqa: E731
     # The more room beside the blocks of a launch, the more uneven the shares that multiprocessors
     # get of the next one.  So there is more room only where all tiles run at once by that.
-    least = [c for c in found if c.blocks == found[0].blocks]
-    at_once = [c for c in found if tiles(problem, c) <= chip["sms"] * c.blocks]
-    found = least if found[0] in at_once else at_once or least
+    first = found[0]
+    found = [c for c in found if c.blocks == first.blocks or at_once(c) > at_once(first)]
     return sorted(found, key=lambda config: predict(problem, config, chip))
 
 

@@ -19,7 +19,7 @@ REFERENCE = "sparse_fma"
 ROUNDS = 5
 CALLS = 5  # one after the other
 FLUSH = 3  # times the L2 cache that is read before them
-BUSY = 3  # readings, so that the GPU has not finished them when all calls are enqueued
+BUSY = 300_000  # nanoseconds that the GPU then waits, until all calls are enqueued
 MEASURE_WITHIN = 2.5  # candidates predicted slower than this times the best are not measured
 # Relative Frobenius distance to the reference kernel that a candidate may have: a few
 # roundings of the result's type.  Integers must agree exactly.
@@ -152,6 +152,22 @@ def agrees(got, wanted, out_dtype: str) -> bool:
     return distance <= TOLERANCE.get(out_dtype, LOOSE) * float((wanted**2).sum()) ** 0.5
 
 
+@functools.cache
+def _waiting():
+    """A kernel that ends after so many nanoseconds."""
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "int64 ns", "int64 now",
+        """
+        long long begun;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
+        do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - begun < ns);
+        """,
+        "sparse24_wait",
+    )  # fmt: skip
+
+
 def time_all(runs: dict[str, Sequence[Callable[[], None]]]) -> dict[str, float]:
     """Median seconds of one call of each, among others of it, in interleaved rounds.
 
@@ -159,21 +175,21 @@ def time_all(runs: dict[str, Sequence[Callable[[], None]]]) -> dict[str, float]:
     start while the one before them ends, and some leave it more room for that.  What more of them
     take than one does is what counts.  Before them something else is read through the L2 cache, as
     other weights are before the same one is needed again.  Written instead, it would go back to
-    memory meanwhile, which favours other candidates.  The reading also keeps the GPU busy until
-    the calls are enqueued, so no time of Python is measured.
+    memory meanwhile, which favours other candidates.  Then the GPU waits until all calls are
+    enqueued, so no time of Python is measured.
     """
     import cupy
 
     cache = cupy.cuda.Device().attributes["L2CacheSize"]
     others = cupy.zeros(FLUSH * max(cache, 4) // 4, np.float32)
-    total = cupy.empty((), np.float32)
+    total, woke = cupy.empty((), np.float32), cupy.empty((), np.int64)
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in runs}
     for _ in range(ROUNDS):
         for name, calls in runs.items():
             for count, kept in zip((1, CALLS), samples[name]):
-                for _ in range(BUSY):
-                    others.sum(out=total)
+                others.sum(out=total)
+                _waiting()(BUSY, woke)
                 start.record()
                 for call in itertools.islice(itertools.cycle(calls), count):
                     call()

@@ -24,9 +24,8 @@ LEAST_SECONDS = 3e-6
 
 # Products below LEAST_SECONDS are ranked by their model, which does not know how long blocks take
 # to set up: by up to 8 columns `sparse_skinny` takes 1.7 to 2.3 µs on an H100 where this kernel,
-# with tiles of 32 columns, takes 2.2 to 2.8.  And 512 x 512 takes 1.6 on an H200, by
-# `sparse_decode` 1.9.
-SETUP, SETUP_COLUMNS = {"sparse_wgmma": 5e-7, "sparse_decode": 1e-7}, 8
+# with tiles of 32 columns, takes 2.2 to 2.8.
+SETUP, SETUP_COLUMNS = {"sparse_wgmma": 5e-7}, 8
 
 # Times for fewer columns tell which configurations cannot be fast enough for more of them.
 CELLS = 8  # how many numbers of columns up to a power of two are timed for that
