@@ -115,7 +115,8 @@ def configs(problem: Problem) -> list[Config]:
     # The more room beside the blocks of a launch, the more uneven the shares that multiprocessors
     # get of the next one.  So there is more room only where all tiles run at once by that.
     first = found[0]
-    found = [c for c in found if c.blocks == first.blocks or at_once(c) > at_once(first)]
+    more = [] if at_once(first) else [c for c in found if at_once(c)]
+    found = [c for c in found if c.blocks == first.blocks or c in more]
     return sorted(found, key=lambda config: predict(problem, config, chip))
 
 
@@ -131,8 +132,8 @@ def _placed(tile: tuple[int, ...], problem: Problem) -> Config:
 
 
 def tiles(problem: Problem, config: Config) -> int:
-    """Of the result."""
-    return -(-problem.m // config.m) * -(-problem.n // config.n) * problem.batch
+    """Of the result; a tile has all of its columns."""
+    return -(-problem.m // config.m) * problem.batch
 
 
 def predict(problem: Problem, config: Config, chip: dict) -> float:
@@ -191,7 +192,7 @@ class _Launcher(Launcher):
         return self._map(values, -1, -2, self._config.m)
 
     def _b_map(self, b) -> np.ndarray:
-        return self._map(b, -2, -1, min(self._config.n, self._problem.n))
+        return self._map(b, -2, -1, self._problem.n)
 
     def _map(self, x, inner: int, outer: int, lines: int) -> np.ndarray:
         """The map of a matrix, or a batch of them, by boxes of so many lines of 128 bytes."""

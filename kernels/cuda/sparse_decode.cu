@@ -40,20 +40,20 @@ static_assert(kABytes % 1024 == 0 && kBAt % 1024 == 0 && kStageBytes % 1024 == 0
 
 using Ring = hopper::Pipeline<STAGES, kWarps, 1>;
 
-// A tile of the result: its first row and column, and its product of the batch.
+// A tile of the result, which has all columns: its first row, and its product of the batch.
 struct Place {
-    int m0, n0, batch;
-
-    Place(int number, const Shape& s) {
-        const int tiles_m = (s.m + TILE_M - 1) / TILE_M, tiles_n = (s.n + TILE_N - 1) / TILE_N;
-        n0 = number % tiles_n * TILE_N, m0 = number / tiles_n % tiles_m * TILE_M, batch = number / tiles_n / tiles_m;
-    }
+    int m0, batch;
 };
+
+inline Place place_of(int number, const Shape& s) {
+    const int tiles_m = (s.m + TILE_M - 1) / TILE_M;
+    return {number % tiles_m * TILE_M, number / tiles_m};
+}
 
 // Calls act(tile) for each tile of this block.
 template <class Act> inline void each_tile(const Shape& s, Act act) {
-    const int tiles = (s.m + TILE_M - 1) / TILE_M * ((s.n + TILE_N - 1) / TILE_N) * s.batch;
-    for (int number = blockIdx.x; number < tiles; number += gridDim.x) act(Place(number, s));
+    const int tiles = (s.m + TILE_M - 1) / TILE_M * s.batch;
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) act(place_of(number, s));
 }
 
 inline void prefetch_box(const TensorMap& map, int x, int y, int z) {
@@ -78,7 +78,7 @@ struct Producer {
     }
     void run(const Ring& ring, unsigned shared) const {
         Ring::Position at;
-        const int bytes = kABytes + kMetaBytes + kBBoxes * 128 * min(TILE_N, s.n);
+        const int bytes = kABytes + kMetaBytes + kBBoxes * 128 * s.n;
         each_tile(s, [&](const Place& tile) {
             for (int k0 = 0; k0 < s.k; k0 += TILE_K) {
                 const unsigned barrier = ring.acquire(at, bytes);
@@ -98,7 +98,7 @@ struct Producer {
         });
 #pragma unroll
         for (int i = 0; i < kBBoxes; ++i)
-            hopper::load_box(stage + kBAt + i * TILE_N * 128, b, k0 + i * kBox, tile.n0, s.b_batch ? tile.batch : 0, barrier);
+            hopper::load_box(stage + kBAt + i * TILE_N * 128, b, k0 + i * kBox, 0, s.b_batch ? tile.batch : 0, barrier);
     }
     template <class Act> void each_box_of_a(const Place& tile, int k0, Act act) const {
 #pragma unroll
@@ -131,7 +131,7 @@ inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* o
         store_sums(sums, partials);
         hopper::group_sync(1, kThreads);
         const auto sum = [&](int row, int column) { return block_sum(partials, row, column); };
-        store_tile<TILE_M>(sum, s, out, p, tile.m0, tile.n0, tile.batch);
+        store_tile<TILE_M>(sum, s, out, p, tile.m0, 0, tile.batch);
     });
 }
 
@@ -154,7 +154,7 @@ sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ 
     if (fetches && hopper::elected()) {
         ring.init();
         hopper::prefetch_map(b);
-        producer.bring_near(Place(blockIdx.x, s));
+        producer.bring_near(place_of(blockIdx.x, s));
     }
     if (s.n < TILE_N) clear_b(shared);
     __syncthreads();
