@@ -213,10 +213,11 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
 
     The first product with given sizes, types and layouts runs all candidates whose prediction
     is close to the best, checks each against the reference kernel (one with wrong results
-    cannot win), and takes the median of interleaved rounds; it synchronises.  Winners are used
-    by all later calls, inside the block and after it.  Products of a `HybridArray`, grouped
-    products of one launch, products that a CUDA graph captures, and those of other threads, such
-    as torch's in a backward pass, are not measured.
+    cannot win), and takes the median of interleaved rounds; it synchronises.  As layers do in a
+    model, calls follow one another, each with another copy of the sparse operand: up to four, or
+    three times the L2 cache.  Winners are used by all later calls, inside the block and after it.
+    Products of a `HybridArray`, grouped products of one launch, products that a CUDA graph
+    captures, and those of other threads, such as torch's in a backward pass, are not measured.
 
     Parameters
     ----------
