@@ -103,7 +103,7 @@ def measure(
     refer, *launches = _planner.prepare_all([reference, *near], epilogue)
     wanted, got = _another(out), _another(out)
     refer(record, b, wanted, epilogue)
-    runs = {}
+    runs: dict[str, Sequence[Callable[[], None]]] = {}
     for candidate, run in zip(near, launches):
         operands = dense_copies if candidate.kernel == _planner.DENSE_KERNEL else copies
         got.fill(1)  # a stale result must not pass for a computed one

@@ -116,7 +116,7 @@ def _kernels(properties: dict[str, Any]) -> list[str]:
 
     capability = 10 * properties["major"] + properties["minor"]
     problems = [
-        Problem(4096, n, 4096, 1, *[dtype] * 3, "column", compute_capability=capability)
+        Problem(4096, n, 4096, 1, dtype, dtype, dtype, "column", compute_capability=capability)
         for n in (1, 4096)
         for dtype in ("float16", "float32")
     ]
