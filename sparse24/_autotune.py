@@ -97,15 +97,16 @@ def measure(
     limit = MEASURE_WITHIN * ranked[0].seconds
     assert a.rows is not None  # the caller has looked
     record = _storage.with_packed(a.rows)
-    copies = _copies(record, record.values.nbytes, _storage.copy)
-    dense_copies = _copies(a.dense, a.dense.nbytes, lambda x: x.copy(order="K")) if dense else []
     near = [candidate for candidate in ranked if candidate.seconds <= limit]
     refer, *launches = _planner.prepare_all([reference, *near], epilogue)
     wanted, got = _another(out), _another(out)
     refer(record, b, wanted, epilogue)
     runs: dict[str, Sequence[Callable[[], None]]] = {}
+    sparse_copies = _copies(record, record.values.nbytes, _storage.copy)
     for candidate, run in zip(near, launches):
-        operands = dense_copies if candidate.kernel == _planner.DENSE_KERNEL else copies
+        operands = sparse_copies
+        if candidate.kernel == _planner.DENSE_KERNEL:  # there is one at the most
+            operands = _copies(a.dense, a.dense.nbytes, lambda x: x.copy(order="K"))
         got.fill(1)  # a stale result must not pass for a computed one
         run(operands[0], b, got, epilogue)
         if agrees(got, wanted, problem.out_dtype):
