@@ -17,9 +17,10 @@ from sparse24.kernels.sparse_tile import TileConfig
 
 NAME = "sparse_decode"
 DTYPES = ("float16", "bfloat16", "int8")  # those that mma.sp takes on every chip with a TMA
-MOST_COLUMNS = 16
+Tile = tuple[int, int, int, tuple[int, int, int], int]
 LINE = 128  # bytes of a row of A, or of a column of b, in a box of the TMA
 LEAST_STAGES = 2
+FEW_BLOCKS = 2  # on a multiprocessor; see `configs`
 BESIDE = 1 << 10  # bytes of shared memory that each block takes beside its own
 
 
@@ -31,8 +32,8 @@ class Config:
     ----------
     m, n, k : int
         Tile of a block, and the K extent of a stage.
-    warps : int
-        Those that share the K atoms of a stage.
+    warps : tuple of int
+        Warps along M, n and K.
     stages : int
         Of the ring.
     blocks : int
@@ -42,23 +43,23 @@ class Config:
     m: int
     n: int
     k: int
-    warps: int
+    warps: tuple[int, int, int]
     stages: int
     blocks: int
 
     @property
     def name(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}_w{self.warps}_s{self.stages}_b{self.blocks}"
+        warps = "x".join(map(str, self.warps))
+        return f"{self.m}x{self.n}x{self.k}_w{warps}_s{self.stages}_b{self.blocks}"
 
     @property
     def tile(self) -> TileConfig:
         """As `sparse_tile` knows it."""
-        warps = 1, 1, self.warps
-        return TileConfig(self.m, self.n, self.k, warps, self.stages, blocks=self.blocks)
+        return TileConfig(self.m, self.n, self.k, self.warps, self.stages, blocks=self.blocks)
 
     @property
     def threads(self) -> int:
-        return 32 * (self.warps + 1)
+        return self.tile.threads + 32
 
     def sums_at(self, itemsize: int) -> int:
         """Where sums lie in shared memory: behind the stages."""
@@ -66,24 +67,38 @@ class Config:
 
     def shared_memory(self, itemsize: int) -> int:
         """Bytes of stages, sums and barriers."""
-        return self.sums_at(itemsize) + self.warps * self.m * (self.n + 8) * 4 + 16 * self.stages
+        return self.sums_at(itemsize) + self.warps[2] * self.m * (self.n + 8) * 4 + 16 * self.stages
 
 
 # m, n, k, warps and blocks of each; k is in 16-bit elements, 8-bit types take twice as many.  The
-# best of a sweep on an H200 (docs/benchmarks/log_few_tokens.rst, "A kernel for decoding").
-_TILES = (
-    (16, 8, 512, 4, 2),
-    (16, 8, 512, 4, 3),
-    (16, 16, 512, 4, 2),
-    (32, 16, 256, 2, 2),
-    (32, 16, 256, 2, 3),
+# best of sweeps on an H200 (docs/benchmarks/log_few_tokens.rst, "A kernel for decoding" and "17 to
+# 48 columns").
+_TILES: tuple[Tile, ...] = (
+    (16, 8, 512, (1, 1, 4), 2),
+    (16, 8, 512, (1, 1, 4), 3),
+    (16, 16, 512, (1, 1, 4), 2),
+    (16, 16, 512, (1, 1, 4), 3),
+    (32, 16, 512, (1, 1, 4), 1),
+    (32, 16, 256, (1, 1, 2), 2),
+    (32, 16, 256, (1, 1, 2), 3),
+    (16, 24, 512, (1, 1, 4), 1),
+    (32, 24, 512, (1, 1, 4), 1),
+    (16, 32, 512, (1, 1, 4), 1),
+    (32, 32, 512, (1, 1, 4), 1),
+    (16, 40, 512, (1, 1, 4), 1),
+    (32, 40, 512, (1, 1, 4), 1),
+    (16, 48, 512, (1, 2, 4), 1),
+    (32, 48, 256, (2, 1, 2), 1),
 )
+_COLUMNS = sorted({columns for _, columns, *_ in _TILES})
+MOST_COLUMNS = _COLUMNS[-1]
 
-# Constants of `predict`, fitted to the timings of that sweep, to 7 % root mean square.
-_LAUNCH = 1.76e-6  # seconds
-_PER_SM = 1.37e11  # bytes a second that a multiprocessor reads once others have nothing left to do
-_STAGE = 0.15e-6  # seconds that a block needs for a stage, beside
-_LATENCY = 0.2e-6  # seconds, shared by the stages of a ring
+# Constants of `predict`, fitted to the timings of those sweeps, to 7 % root mean square.
+_LAUNCH = 1.77e-6  # seconds
+_PER_SM = 2.4e11  # bytes a second that a multiprocessor reads once others have nothing left to do
+_INTO_SM = 3.6e11  # bytes a second that its shared memory takes in
+_STAGE = 0.02e-6  # seconds that a block needs for a stage, beside
+_LATENCY = 0.6e-6  # seconds, shared by the stages of a ring
 
 
 def refuses(problem: Problem) -> str | None:
@@ -102,25 +117,33 @@ def refuses(problem: Problem) -> str | None:
         return "an empty product needs no kernel"
     if p.b_order != "column" or not (p.aligned or p.b_aligned):
         return "b needs columns that are contiguous and begin on 16 bytes; copy it"
+    if not _fitting(p):
+        return f"shared memory has no room for {LEAST_STAGES} stages of {p.n} columns"
     return None
+
+
+def _fitting(problem: Problem) -> list[Config]:
+    """Tiles with the least columns that hold those of b, where the ring of each block has room."""
+    columns = next(wide for wide in _COLUMNS if problem.n <= wide)
+    placed = (_placed(tile, problem) for tile in _TILES if tile[1] == columns)
+    return [config for config in placed if config.stages >= LEAST_STAGES]
 
 
 def configs(problem: Problem) -> list[Config]:
     """Candidates, best guess first."""
-    wide = 8 if problem.n <= 8 else 16
-    placed = (_placed(tile, problem) for tile in _TILES if tile[1] == wide)
-    found = [config for config in placed if config.stages >= LEAST_STAGES]
     chip = {"sms": 132, "bandwidth": 4.2e12}
-    at_once = lambda c: tiles(problem, c) <= chip["sms"] * c.blocks  # noqa: E731
+    at_once = lambda c, blocks: tiles(problem, c) <= chip["sms"] * blocks  # noqa: E731
     # The more room beside the blocks of a launch, the more uneven the shares that multiprocessors
-    # get of the next one.  So there is more room only where all tiles run at once by that.
-    first = found[0]
-    more = [] if at_once(first) else [c for c in found if at_once(c)]
-    found = [c for c in found if c.blocks == first.blocks or c in more]
+    # get of the next one.  So there are three blocks only where all tiles run at once by that.
+    found = [
+        c
+        for c in _fitting(problem)
+        if c.blocks <= FEW_BLOCKS or (at_once(c, c.blocks) and not at_once(c, FEW_BLOCKS))
+    ]
     return sorted(found, key=lambda config: predict(problem, config, chip))
 
 
-def _placed(tile: tuple[int, ...], problem: Problem) -> Config:
+def _placed(tile: Tile, problem: Problem) -> Config:
     """A tile, with k for the size of elements, and as many stages as its blocks have room for."""
     m, n, k, warps, blocks = tile
     itemsize = TABLE[problem.dtype].itemsize
@@ -145,11 +168,12 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
     blocks = min(number, sms * config.blocks)
     busiest = sum(-(-(number - first) // blocks) for first in range(0, blocks, sms))
     stages = -(-problem.k // config.k)
-    tile = stages * config.tile.stage_bytes(TABLE[problem.dtype].itemsize)
+    stage_bytes = config.tile.stage_bytes(TABLE[problem.dtype].itemsize)
     memory = sparse_tile.bytes_moved(problem) / chip["bandwidth"]
-    memory += max(0.0, busiest - number / sms) * tile / _PER_SM
-    block = -(-number // blocks) * stages * (_STAGE + _LATENCY / config.stages)
-    return _LAUNCH + math.hypot(memory, block)
+    memory += max(0.0, busiest - number / sms) * stages * stage_bytes / _PER_SM
+    beside = -(-blocks // sms)
+    stage = _STAGE + _LATENCY / config.stages + beside * stage_bytes / _INTO_SM
+    return _LAUNCH + math.hypot(memory, -(-number // blocks) * stages * stage)
 
 
 def prepare(problem: Problem, config: Config, epilogue: Fused) -> Callable:
@@ -206,11 +230,13 @@ class _Launcher(Launcher):
 
 
 def _compile_checks():
-    for tile in _TILES:
-        for dtype, out, instruction in (
-            ("float16", "float16", "HMMA.SP"), ("bfloat16", "float32", "HMMA.SP"),
-            ("int8", "int32", "IMMA.SP"),
-        ):  # fmt: skip
+    """Every tile with float16, and one for each number of columns with the other types."""
+    one_of_each = {tile[1]: tile for tile in _TILES}.values()
+    for dtype, out, instruction, tiles_of_type in (
+        ("float16", "float16", "HMMA.SP", _TILES), ("bfloat16", "float32", "HMMA.SP", one_of_each),
+        ("int8", "int32", "IMMA.SP", one_of_each),
+    ):  # fmt: skip
+        for tile in tiles_of_type:
             problem = Problem(4096, tile[1], 4096, 1, dtype, dtype, out, "column", "column")
             yield defines(problem, _placed(tile, problem), PLAIN), "sm_90a", instruction
 

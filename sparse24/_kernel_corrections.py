@@ -43,10 +43,12 @@ PIECES_HIDDEN, SHARED_WAVES = 0.4, 1.12
 # H200 (few_tokens.json of both).
 READING = {"sparse_wgmma": 0.96, "sparse_skinny": 1.05}
 READING_LAUNCH = 2e-6  # seconds beside it, as in the model of `sparse_skinny`
-# And a multiprocessor gets no more than so many times its even share of that, which decides
-# wherever there are fewer blocks: 64 of 64 rows read 4096 x 4096 of float16 in 8.1 µs, 128 of 32
-# rows in 6.5.
-MOST_OF_ONE = {"sparse_wgmma": 1.7, "sparse_skinny": 1.3}
+# And a block reads no more than so many bytes a second, which decides wherever there are fewer
+# blocks: 80 of `sparse_wgmma` read 5120 x 5120 of float16 on an H200 in 12.3 µs, 160 in 11.6.
+MOST_OF_ONE = {"sparse_wgmma": 3.7e10, "sparse_skinny": 2.9e10}
+# Unless a launch leaves room for all blocks of the next one, whose first reads it then hides: 64 of
+# them read 4096 x 4096 in 7.5 µs, 96 in 8.1.
+ROOM_FOR_TWO = "sparse_wgmma"
 READ_AT_ONCE = 64  # columns up to which a product mostly reads
 STAYS = 2 << 20  # bytes of a matrix that the L2 cache may hold from one product to the next
 
@@ -117,7 +119,9 @@ def least(kernel: str, problem: Problem, config: Any, facts: dict[str, float]) -
     rate = READING[kernel] * facts["bandwidth"]
     matrix = sparse_tile.bytes_moved(problem)
     if problem.n <= READ_AT_ONCE and matrix > STAYS:
-        rate *= min(1.0, MOST_OF_ONE[kernel] * _blocks(kernel, problem, config) / facts["sms"])
+        blocks = _blocks(kernel, problem, config)
+        at_once = 2 if kernel == ROOM_FOR_TWO and 2 * blocks <= facts["sms"] else 1
+        rate = min(rate, at_once * blocks * MOST_OF_ONE[kernel])
     return READING_LAUNCH + matrix / rate
 
 

@@ -69,6 +69,33 @@ def test_batches_broadcast(xp, a_batch, b_batch, rng):
 
 
 @pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("n", [1, 8, 24, 48, 200])
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_operands_that_repeat_themselves(xp, order, n, rng):
+    """Views in which the batch, a row or a column has a stride of 0."""
+    a = s24.random((3, 96, 160), dtype="float16", rng=rng)
+    x = sample((160, n), "float16", rng)
+    dense, a = a.toarray(), a if xp is np else a.to_device("cuda")
+    x = put(x, xp) if order == "row" else xp.asfortranarray(put(x, xp))
+    for view in (
+        xp.broadcast_to(x, (3, 160, n)), xp.broadcast_to(x[:1], (160, n)),
+        xp.broadcast_to(x[:, :1], (160, n)),
+    ):  # fmt: skip
+        exact = reference.matmul(dense, to_numpy(view))
+        for algorithm in ("auto", *able(a, view)):
+            got = to_numpy(s24.matmul(a, view, algorithm=algorithm))
+            assert_close(got, exact, "float16", 160)
+
+
+def able(a, x) -> list[str]:
+    """The GPU kernels that can multiply these."""
+    if isinstance(x, np.ndarray):
+        return []
+    told = s24.explain(a, x).candidates
+    return sorted({c.kernel for c in told if c.refusal is None} & set(STEMS))
+
+
+@pytest.mark.stem(*STEMS)
 @pytest.mark.parametrize("a_batch", [(), (3,), (2, 1)])
 @pytest.mark.parametrize("algorithm", ["auto", "dense"])
 def test_batches_go_to_an_out_of_any_strides(xp, a_batch, algorithm, rng):

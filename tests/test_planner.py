@@ -61,7 +61,7 @@ def test_of_products_as_short_as_a_launch_few_columns_go_to_the_kernel_for_them(
     for m, k in ((384, 384), (768, 768), (1536, 384)):
         few, more = (
             _planner.choose(problem(m=m, n=n, k=k, out_order="column"), 0, dense=True)
-            for n in (8, 32)
+            for n in (8, 64)
         )
         assert few.kernel in ("sparse_skinny", "sparse_decode")
         assert more.kernel == "sparse_wgmma"

@@ -16,7 +16,7 @@
 //
 // Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
 //
-// Macros: those of tile_store.cuh, with WARPS_M, WARPS_N, B_COLUMN and B_ASYNC 1, and WGMMA 0; SUMS_AT, where the sums lie.
+// Macros: those of tile_store.cuh, with B_COLUMN and B_ASYNC 1, and WGMMA 0; SUMS_AT, where the sums lie.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_decode.py.
 // Source: PTX ISA, cp.async.bulk.tensor, cp.async.bulk.prefetch.tensor, griddepcontrol.
