@@ -10,6 +10,7 @@ import numpy as np
 
 from sparse24 import _arrays
 from sparse24._hybrid import dispatch as hybrid_dispatch
+from sparse24._moved_layout import laying_out
 
 FOLD_BELOW = 64  # columns under which a stack becomes one product
 
@@ -71,7 +72,8 @@ class _Folded:
         self._product = product
 
     def __call__(self, stack, out) -> None:
-        _fold(self._product, stack, out)
+        with laying_out:
+            _fold(self._product, stack, out)
 
 
 class _InTurn:
@@ -82,8 +84,9 @@ class _InTurn:
         self.captured = all(product.captured for product in products)
 
     def __call__(self, stack, out) -> None:
-        for product, index in zip(self._products, np.ndindex(stack.shape[:-2]), strict=True):
-            product(stack[index], out[index])
+        with laying_out:
+            for product, index in zip(self._products, np.ndindex(stack.shape[:-2]), strict=True):
+                product(stack[index], out[index])
 
 
 class _BoundInTurn(_InTurn):

@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _gradients, _spec
+from sparse24 import (
+    _arrays,
+    _check,
+    _cuda_graphs,
+    _devices,
+    _dtypes,
+    _foreign,
+    _gradients,
+    _spec,
+)
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24._options import NO_OPTIONS, Call
 from sparse24.formats import convert
@@ -226,7 +235,9 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
                     f"matmul: the contracted axis must have {k} elements, got shape "
                     f"{tuple(other.shape)}"
                 )
-            product = multiply(_taken(other, self.index, axis), out, call)
+            with _cuda_graphs.keeping_with(self, other):
+                operand = _taken(other, self.index, axis)
+            product = multiply(operand, out, call)
             return restore(product) if out is None else out
 
 

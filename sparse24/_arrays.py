@@ -66,9 +66,13 @@ def torch_stream_at(address: int, device: Any) -> Any:
     return cuda.ExternalStream(address, device=device)
 
 
-@functools.lru_cache(maxsize=64)
 def cupy_stream(address: int) -> Any:
-    """CuPy's stream for one that another library made, or the context of work on it."""
+    """CuPy's stream for one that another library made on the current device."""
+    return _cupy_stream(address, cupy_module().cuda.runtime.getDevice())
+
+
+@functools.lru_cache(maxsize=64)
+def _cupy_stream(address: int, device: int) -> Any:
     return cupy_module().cuda.Stream.from_external(_CudaStream(address))
 
 

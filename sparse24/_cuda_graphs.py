@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,9 +22,10 @@ def keeping(record: Compressed24 | None, out: Any) -> Iterator[None]:
     """While a graph is captured, keep what CuPy allocates for as long as the sparse operand lives.
 
     The graph reads that operand, too.  Memory that torch allocates, such as that of results for
-    its tensors, is left to torch, whose graphs have pools of their own.
+    its tensors, is left to torch, whose graphs have pools of their own; `out` is any array of the
+    call, in CuPy's form or as the caller gave it.
     """
-    if record is None or not _arrays.is_capturing() or _foreign.is_torchs(out):
+    if record is None or not _is_captured(out) or _foreign.is_torchs(out):
         yield
         return
     with _each_allocation(functools.partial(pieces.keep_for_graph, record)):
@@ -33,11 +35,30 @@ def keeping(record: Compressed24 | None, out: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def keeping_with_hybrid(h: Any, x: Any) -> Iterator[None]:
     """The same for as long as a hybrid matrix lives that is multiplied with `x`."""
-    if not (_arrays.is_cupy(x) and _arrays.is_capturing()):
+    if not _is_captured(x):
         yield
         return
     with _each_allocation(h.prepared("memory of graphs", _Memory).pieces.append):
         yield
+
+
+@contextlib.contextmanager
+def keeping_with(owner: Any, x: Any) -> Iterator[None]:
+    """The same for as long as `owner` lives, any object that is multiplied with `x`."""
+    if not _is_captured(x):
+        yield
+        return
+    with _each_allocation(lambda memory: weakref.finalize(owner, _no_longer_needed, memory)):
+        yield
+
+
+def _is_captured(x: Any) -> bool:
+    """Whether work on a CuPy array goes to a graph; that of other arrays is not looked at."""
+    return _arrays.is_cupy(x) and _arrays.is_capturing()
+
+
+def _no_longer_needed(memory: Any) -> None:
+    """Called with the memory, which it thereby kept until now."""
 
 
 class _Memory:

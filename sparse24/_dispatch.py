@@ -53,8 +53,6 @@ def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> La
     Launched or None
         What was launched, if it used the given arrays without copies, so that it can be replayed.
     """
-    if not types.on_gpu:
-        return _fill(a, b, out, epilogue, call, types)
     with _cuda_graphs.keeping(a.rows, out):
         return _fill(a, b, out, epilogue, call, types)
 

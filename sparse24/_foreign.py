@@ -265,9 +265,8 @@ def stream_of(x: Any):
 
     make_current()
     cuda, device = _arrays.cupy_module().cuda, x.device
-    stream = _arrays.cupy_stream(_arrays.torch_stream(x))
     allocator = cuda.using_allocator(functools.partial(_allocate, device))
-    with cuda.Device(device.index), stream, allocator:
+    with cuda.Device(device.index), _arrays.cupy_stream(_arrays.torch_stream(x)), allocator:
         yield
 
 

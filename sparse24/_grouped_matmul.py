@@ -205,7 +205,8 @@ def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool =
         return known(x, out, offsets)
     call = _product.with_own_type(call, x)
     with _foreign.stream_of(x):
-        tokens, restore, _ = _product.taken(x, a, call, "x" if by_rows else "b")
+        with _cuda_graphs.keeping(a.rows, x):
+            tokens, restore, _ = _product.taken(x, a, call, "x" if by_rows else "b")
         _check_tokens(tokens.shape, a.shape, by_rows=by_rows)
         prepared = _prepared(a, tokens, out, offsets, call, by_rows=by_rows, gated=gated)
         with prepared as (product, types):
@@ -273,8 +274,7 @@ def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, 
     else:
         target = types.allocate(None)
         _dispatch.refuse_overlap("out", target, a, b)
-    keeping = _cuda_graphs.keeping(a.rows, target) if types.on_gpu else contextlib.nullcontext()
-    with keeping:
+    with _cuda_graphs.keeping(a.rows, target):
         offsets = grouped_offsets.taken(offsets, a.shape[0], b.shape[1], like=b)
         if out is not None and _overlap.shares_memory(target, offsets):
             raise ArgumentError(_dispatch.OVERLAP.format("out"))

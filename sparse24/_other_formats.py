@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from sparse24 import (
     _arrays,
     _check,
+    _cuda_graphs,
     _dispatch,
     _dtypes,
     _finish,
@@ -128,15 +130,29 @@ def _asked(product: Callable[[], Any], finish: Call, a, b, out):
     """What a call with such operands asks of a product: what is fused elsewhere takes a pass."""
     target = _target.given(out)
     _refuse_overlaps(target, finish, a, b)
-    result, restore = _foreign.take(product(), argument="the product")
-    if not finish.is_plain:
-        finished = _finish.finished(result, out, finish, _shape(a), _shape(b))
-        return restore(finished) if out is None else out
-    if target is None:
+    if target is None and finish.is_plain:
+        result, restore = _foreign.take(product(), argument="the product")
         return restore(result)
-    _target.check_out(target, result.shape, result.dtype, _arrays.device_of(result))
-    target[...] = result
-    return out
+    with _keeping(a, b):  # the product, and what its second pass makes
+        result, restore = _foreign.take(product(), argument="the product")
+        if not finish.is_plain:
+            finished = _finish.finished(result, out, finish, _shape(a), _shape(b))
+            return restore(finished) if out is None else out
+        assert target is not None
+        _target.check_out(target, result.shape, result.dtype, _arrays.device_of(result))
+        target[...] = result
+        return out
+
+
+def _keeping(a, b) -> contextlib.AbstractContextManager[None]:
+    """Keep memory for a graph that is captured, as long as the sparse operand lives."""
+    formats = SparseArray | Windows24
+    ours, other = (a, b) if isinstance(a, formats) else (b, a)
+    if isinstance(ours, HybridArray):
+        return _cuda_graphs.keeping_with_hybrid(ours, other)
+    if isinstance(ours, formats):
+        return _cuda_graphs.keeping_with(ours, other)
+    return contextlib.nullcontext()
 
 
 def check_written(a, b, out, finish: Call) -> None:

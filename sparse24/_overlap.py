@@ -19,7 +19,7 @@ def shares_memory(x: Any, y: Any) -> bool:
 
 
 def overlaps(x: Any, y: Any) -> bool:
-    """True if two device arrays may overlap; exact bounds."""
+    """True if two arrays on a GPU may overlap, of CuPy or of torch; exact bounds."""
     low_x, high_x = _byte_bounds(x)
     low_y, high_y = _byte_bounds(y)
     return low_x < high_y and low_y < high_x
@@ -32,7 +32,11 @@ def same_view(x: Any, y: Any) -> bool:
 
 
 def _byte_bounds(x: Any) -> tuple[int, int]:
-    """First byte of a CuPy array, and the one behind its last; an empty array has none."""
+    """First byte of an array, and the one behind its last; an empty array has none."""
+    if _arrays.is_torch(x):
+        reach = sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True))
+        first = x.data_ptr()  # strides of torch are not negative
+        return (first, first + (reach + 1) * x.element_size()) if x.numel() else (0, 0)
     if not x.size:
         return 0, 0
     low, high = extent(x)

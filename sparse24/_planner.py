@@ -29,12 +29,15 @@ SPARSE_KERNELS = (
 DENSE_KERNEL = "dense"
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
-MOST_ROWS = {"sparse_wgmma": (1 << 27) - 64}  # 16 bytes of metadata of each in 32 bits
+# 16 bytes of metadata of each row in 32 bits.
+MOST_ROWS = dict.fromkeys(("sparse_wgmma", "sparse_split", "sparse_decode"), (1 << 27) - 64)
 MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it counts in 32 bits
-# Columns of A, whose offsets they count in bytes or, of the pieces of float32, in elements.
+# Columns of A, whose offsets they count in bytes or, of the pieces of float32, in elements;
+# `sparse_matvec` goes a few steps beyond the last ones.
 MOST_COLUMNS = {
     "sparse_skinny": 1 << 29, "sparse_decode": 1 << 29, "sparse_mma": 1 << 29,
     "grouped_mma": 1 << 29, "sparse_split": 1 << 27, "split_mma": 1 << 27,
+    "split_skinny": 1 << 30, "sparse_matvec": (1 << 31) - (1 << 16),
 }  # fmt: skip
 
 REMEMBERED = 4096  # choices of the latest problems: of a few layers by all their numbers of tokens

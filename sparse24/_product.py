@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _dispatch, _foreign, _replay, _shared_plans
+from sparse24 import _arrays, _cuda_graphs, _dispatch, _foreign, _replay, _shared_plans
 from sparse24._errors import ShapeError
 from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Call, Epilogue
@@ -71,9 +71,11 @@ def _anew(
         ready = _shared_plans.find(alike, a, x, out, call, from_left=from_left)
         if ready is not None:
             _replay.keep(plans, key, ready)
-            return _replay.repeat(ready, x, out, call)
+            if _replay.can_repeat(ready, x):
+                return _replay.repeat(ready, x, out, call)
     with _foreign.stream_of(x):
-        matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
+        with _cuda_graphs.keeping(a.multiplied(from_left=from_left), x):  # it may be converted
+            matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
         launched = _dispatch.fill(laid.a, laid.b, laid.out, laid.epilogue, call, laid.types)
         product = restore(_without(laid.target, laid.dropped)) if out is None else out
@@ -136,7 +138,9 @@ def laid_out(a: Operand24, matrix, out, call: Call, *, from_left: bool) -> LaidO
     types = Result.of(a, matrix, out, call, shape)
     target = types.allocate(dropped)
     vectors = vectors_of(a, types.name)
-    epilogue = types.fitted(fuse(call, left.shape, right.shape, *vectors), dropped)
+    record = a.multiplied(from_left=from_left)
+    with _cuda_graphs.keeping(record, target):  # vectors may be converted
+        epilogue = types.fitted(fuse(call, left.shape, right.shape, *vectors), dropped)
     also = types, target, dropped, (left.shape, right.shape), vectors, call.other_dtype
     if not from_left:
         return LaidOut(a, matrix, target, epilogue, *also)

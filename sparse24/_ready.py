@@ -95,13 +95,16 @@ class Ready:
 
 def bound(
     bind: Callable[..., Any], b: Any, out: Any, allocate: Callable[[], Any],
-    *, captured: bool = True,
+    *, captured: bool = True, values: Any = None,
 ) -> Ready:  # fmt: skip
     """A `Ready` of what ``bind(b, out, stream)`` lays out for views of b and out.
 
-    With the address of a vector behind them where calls give one.
+    With the address of a vector behind them where calls give one.  Calls may not write over
+    `values`, the array of the stored elements, if they are given.
     """
     layout, refusals = MovedLayout(by_address(bind, b, out)), [_out_on_b(b, out)]
+    if values is not None:
+        refusals.append(_out_on_values(out, values))
     return Ready(layout, allocate, captured=captured, refusals=refusals)
 
 
@@ -135,8 +138,7 @@ class ReadyProduct(Ready):
 def _refusals(launched: Launched) -> list[Refusal]:
     """Where b and out must not lie: on other arrays that the product reads or writes."""
     b, out, c, aux = launched.b, launched.out, launched.epilogue.c, launched.epilogue.aux
-    out_on_values = _over(out, launched.a.values)
-    found = [_out_on_b(b, out), (lambda _, to: out_on_values(to), OVERLAP.format("out"))]
+    found = [_out_on_b(b, out), _out_on_values(out, launched.a.values)]
     if aux is not None:
         out_on_aux, b_on_aux = _over(out, aux), _over(b, aux)
         message = "aux shares memory with out; pass another array"
@@ -151,6 +153,11 @@ def _refusals(launched: Launched) -> list[Refusal]:
 
 def _out_on_b(b: Any, out: Any) -> Refusal:
     return _meeting(b, out), OVERLAP.format("out")
+
+
+def _out_on_values(out: Any, values: Any) -> Refusal:
+    over = _over(out, values)
+    return (lambda _, to: over(to)), OVERLAP.format("out")
 
 
 def _over(x: Any, other: Any) -> Callable[[int], bool]:

@@ -106,6 +106,10 @@ class Operand24:
         assert record is not None
         return record
 
+    def multiplied(self, *, from_left: bool) -> Compressed24 | None:
+        """The record that a product reads: from the left that of the transpose."""
+        return self.columns if from_left else self.rows
+
     @property
     def elements(self):
         """The array of the stored elements, or the dense matrix where that is all there is."""

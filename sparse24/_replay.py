@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _autotune, _bounded, _devices, _dtypes, _ready_cpu, _tuning_cache
+from sparse24 import (
+    _arrays,
+    _autotune,
+    _bounded,
+    _devices,
+    _dtypes,
+    _overlap,
+    _ready_cpu,
+    _tuning_cache,
+)
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
 from sparse24._options import NO_OPTIONS, Call, Epilogue
@@ -33,9 +42,9 @@ def signature(
 ) -> tuple | None:
     """A hashable key of all that decides how a call is launched; None if it is not remembered.
 
-    It holds the layouts of the operands and all options and, if `placed`, the addresses of the
-    epilogue's vectors.  For NumPy arrays it leaves out the options that are read again at each
-    call.
+    It holds the layouts of the operands and all options, whether `out` holds a vector of the
+    epilogue, which is then copied, and, if `placed`, the addresses of these vectors.  For NumPy
+    arrays it leaves out the options that are read again at each call.
     """
     if _autotune.active.get() and _autotune.is_on():
         return None
@@ -54,6 +63,8 @@ def signature(
         facts = tuple([v if type(v) in _PLAIN_TYPES else _fact(v, placed) for v in options])
     except _Unknown:
         return None
+    if out is not None and type(x) is not np.ndarray and _holds_vector(out, call):
+        facts = (*facts, "vectors in out")
     return from_left, _tuning_cache.generation(), layout, target, facts
 
 
@@ -96,6 +107,13 @@ def _fact(value: Any, placed: bool) -> Any:
     if _arrays.is_torch(value) and value.is_cuda and not value.is_neg():
         return _place(value.data_ptr(), placed), value.shape, value.stride(), value.dtype
     raise _Unknown
+
+
+def _holds_vector(out: Any, call: Call) -> bool:
+    """Whether a result shares memory with a scale or a bias of the call, all on a GPU."""
+    own = {} if call.epilogue is None else vars(call.epilogue)
+    vectors = (*(call.scales or ()), *(own[name] for name in own if name != "aux"))
+    return any(type(v) is type(out) and _overlap.overlaps(v, out) for v in vectors)
 
 
 def _place(address: int, placed: bool) -> int:
@@ -200,7 +218,12 @@ def keep(plans: dict, key: tuple, plan: Any) -> None:
 def find(plans: dict, key: tuple | None, x: Any) -> Any:
     """The prepared product of a call; None if it is unknown, or a captured graph cannot hold it."""
     plan = None if key is None else plans.get(key)
-    return plan if plan is None or plan.captured or not _arrays.captures_work_on(x) else None
+    return plan if plan is not None and can_repeat(plan, x) else None
+
+
+def can_repeat(plan: Any, x: Any) -> bool:
+    """Whether a prepared product may run now: some cannot be held by a captured graph."""
+    return plan.captured or not _arrays.captures_work_on(x)
 
 
 def _operands_are_the_callers(launched: Launched, x: Any, result: Any) -> bool:

@@ -18,7 +18,7 @@ from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._ready import ReadyProduct
-from sparse24._records import PLAIN, Compressed24, Fused, Operand24
+from sparse24._records import PLAIN, Fused, Operand24
 from sparse24._views import View
 
 MOST = 512
@@ -43,7 +43,7 @@ def key_of(
 
     `key` is the signature of the call.
     """
-    record = _record(a, from_left)
+    record = a.multiplied(from_left=from_left)
     if type(x) is np.ndarray or record is None or record.packed is None:
         return None
     if call is not NO_OPTIONS:  # it may have addresses of vectors
@@ -66,7 +66,7 @@ def find(
         epilogue = epilogue.transposed() if from_left else epilogue
         if epilogue.c is not None or epilogue.aux is not None:  # perhaps to be folded
             return None
-    launched = shared.launched._replace(a=_record(a, from_left), epilogue=epilogue)
+    launched = shared.launched._replace(a=a.multiplied(from_left=from_left), epilogue=epilogue)
     return _replay.of_launched(
         launched, shared.allocate, call, shared.make_epilogue,
         transposed=from_left, layout=shared.layout,
@@ -84,8 +84,3 @@ def share(
     bare = launched._replace(a=None, epilogue=PLAIN, **views)
     shared = _Shared(bare, plan.allocate, make_epilogue, plan.layout)
     remember(_known, key, shared, MOST)
-
-
-def _record(a: Operand24, from_left: bool) -> Compressed24 | None:
-    """The orientation that kernels multiply with; from the left that of the transpose."""
-    return a.columns if from_left else a.rows

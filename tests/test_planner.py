@@ -85,6 +85,20 @@ def test_large_products_run_on_the_tensor_cores(h200):
     assert _planner.choose(problem(dtype="float64"), 0, dense=False).kernel == "sparse_fma"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "sizes"),
+    [
+        ("sparse_decode", {"m": 1 << 27, "n": 1, "k": 128, "dtype": "float16"}),
+        ("sparse_split", {"m": 1 << 27, "n": 64, "k": 128, "dtype": "float32"}),
+        ("split_skinny", {"m": 16, "n": 8, "k": (1 << 30) + 4, "dtype": "float32"}),
+        ("sparse_matvec", {"m": 16, "n": 1, "k": (1 << 31) - 256, "dtype": "float32"}),
+    ],
+)
+def test_kernels_whose_offsets_have_32_bits_leave_what_is_longer_to_others(kernel, sizes):
+    assert _planner.too_long(kernel, problem(**sizes)) is not None
+    assert _planner.too_long(kernel, problem(**{**sizes, "m": 4096, "k": 4096})) is None
+
+
 def test_named_kernels_run_or_say_why_not(h200):
     named = _planner.choose(problem(), 0, dense=False, algorithm="sparse_fma")
     assert named.kernel == "sparse_fma"

@@ -57,7 +57,7 @@ void decompress_lines(const Source& source, const Target& target, const Places<I
                       int m, int k) {
     const int start = line.column / 2, stored = (k + 3) / 4 * 2;
     constexpr int ahead = L::count < 4 ? L::count : 4;  // accesses whose loads are in flight together
-    const char* values = source.values + line.piece.batch * source.batch + start * ITEM;
+    const char* values = source.values + line.piece.batch * source.batch + (long long)start * ITEM;
     char* out = target.out + line.piece.batch * target.batch + line.column * target.column;
 
 #pragma unroll 1
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(256) decompress_columns(
     const TilePlace<ITEM> place(m, k);
     places.fill();
     tile.load_values(values + place.batch * v_batch + place.row * v_row, v_row,
-                     (long long)place.column / 2 * ITEM, (k + 3) / 4 * 2 * ITEM, m - place.row);
+                     (long long)place.column / 2 * ITEM, (k + 3LL) / 4 * 2 * ITEM, m - place.row);
     tile.load_codes<CODES>(codes, place, m, k);
     __syncthreads();
 

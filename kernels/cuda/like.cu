@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(256) like_columns(
     tile.load_codes<CODES>(codes, place, m, k);
     if (NONZERO)
         tile.load_values(old + place.batch * old_batch + place.row * old_row, old_row,
-                         (long long)place.column / 2 * ITEM, (k + 3) / 4 * 2 * ITEM, m - place.row);
+                         (long long)place.column / 2 * ITEM, (k + 3LL) / 4 * 2 * ITEM, m - place.row);
     __syncthreads();
     for (int j = 0; j < T::lanes; j++) {
         unsigned groups[T::span * ITEM / 4], stored[T::span * ITEM / 8];

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _replay
+from sparse24 import _arrays, _overlap, _replay
 from sparse24._grouped.dispatch import Grouped
 from sparse24._options import Call
 from sparse24._ready import allocator, bound
@@ -26,7 +26,9 @@ def signature(
         return None
     of_call = _replay.signature(x, out, call, from_left=by_rows)
     of_offsets = None if of_call is None else _replay.layout_of(offsets)
-    return None if of_offsets is None else ("experts", gated, of_call, of_offsets)
+    if of_offsets is None or (out is not None and _overlap.overlaps(out, offsets)):
+        return None
+    return "experts", gated, of_call, of_offsets
 
 
 def remember(
@@ -56,4 +58,5 @@ def remember(
     result = given[1]
     make = allocator(result if by_rows else result.T)
     allocate = make if by_rows else lambda: make().T
-    _replay.keep(plans, key, bound(bind, used.b, used.out, allocate))
+    values = used.a.stored.values
+    _replay.keep(plans, key, bound(bind, used.b, used.out, allocate, values=values))

@@ -89,6 +89,18 @@ def kind_of(path: str, n: int, balance: bool) -> str:
     return f"{path} by {n}, balance {balance}" if path in PLANNED else f"{path} at all"
 
 
+def way_of(path: str, b, out) -> str:
+    """Which of a path's launches reads such an operand and writes such a result."""
+    if path == "stream":
+        row, column = b.strides
+        vectors = column == b.itemsize and row % _arrays.VECTOR == 0
+        return "by vectors" if vectors and b.data.ptr % _arrays.VECTOR == 0 else "by elements"
+    if path in STRIPS:
+        row, column = out.strides
+        return "by columns" if row == out.itemsize != column else "by rows"
+    return "any"
+
+
 class Ran:
     """A mark that a kind of product has been run, kept with the matrix."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _foreign, _memory_order, _product
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
-from sparse24._hybrid.choice import STRIPS, Ran, choose, kind_of
+from sparse24._hybrid.choice import STRIPS, Ran, choose, kind_of, way_of
 from sparse24._hybrid.dense import DenseStack, flat_views
 from sparse24._hybrid.layouts import layout
 from sparse24._hybrid.staged import Staged, by_rows, room_for
@@ -43,13 +43,15 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
     _foreign.make_current()
     path = choose(h, b, algorithm, balance)
     kind = kind_of(path, b.shape[1], balance)
-    if not h.is_prepared(kind) and _arrays.is_capturing():
+    own = f"{kind}, {way_of(path, b, out)}"
+    if not h.is_prepared(own) and _arrays.is_capturing():
         raise UnsupportedError(
-            f"the first product with {b.shape[1]} columns copies its plan to the GPU, which a "
-            "graph cannot hold; run it once before the capture"
+            f"the first product with {b.shape[1]} columns in these memory orders copies its plan "
+            "to the GPU, which a graph cannot hold; run it once before the capture"
         )
     launched = _run(path, h, b, out, balance)
-    h.prepared(kind, Ran)
+    for made in (kind, own):
+        h.prepared(made, Ran)
     return launched
 
 
