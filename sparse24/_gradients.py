@@ -22,8 +22,8 @@ def refuse(x: Any, argument: str = "the operand") -> None:
     if _is_traced(x):
         raise UnsupportedError(
             f"{argument} must not be traced, as by torch.jit.trace or torch.export, where the "
-            "result would become a constant; give the model a weight that torch can follow, made "
-            "by sparse24.torch.to_sparse_semi_structured(A), or multiply outside"
+            "result would become a constant; give the model a weight that torch.export can follow, "
+            "made by sparse24.torch.to_sparse_semi_structured(A), or multiply outside"
         )
     if not _records(x):
         return

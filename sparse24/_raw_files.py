@@ -29,6 +29,8 @@ HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in n
 SAFETENSORS_TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
     "BOOL": np.bool_, "C64": np.complex64,
@@ -198,7 +200,10 @@ class SafetensorsFile(ArrayFile):
         for name, type_name, shape in described:
             if type_name not in SAFETENSORS_TYPES:
                 known = ", ".join(SAFETENSORS_TYPES)
-                raise damaged(self.path, f"array {name!r} has type {type_name}, not one of {known}")
+                raise FormatError(
+                    f"{self.path} cannot be read: array {name!r} has type {type_name}, which "
+                    f"sparse24 does not know; types of arrays are {known}"
+                )
             dtype = np.dtype(SAFETENSORS_TYPES[type_name])
             self.specs[name] = (shape, dtype)
             sizes[name] = bytes_of(shape, dtype, self.path, name)

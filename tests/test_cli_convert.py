@@ -145,6 +145,9 @@ def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
         "layers.0.mlp.up_proj.scales", "layers.0.mlp.up_proj.weight_zero_point",
         "layers.0.mlp.experts.gate_up_proj_bias", "layers.0.mlp.router.weight",
         "layers.0.mlp.gate.weight", "layers.0.block_sparse_moe.gate.weight",
+        "shared.weight", "emb.weight", "head.weight", "heads.head.weight", "fc.weight",
+        "output.weight", "transformer.output_layer.weight", "cls.predictions.decoder.weight",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     ],
 )  # fmt: skip
 def test_what_is_beside_weights_is_not_pruned(name, rng):
@@ -152,8 +155,13 @@ def test_what_is_beside_weights_is_not_pruned(name, rng):
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp.gate_proj.weight", "mlp.experts.3.gate.weight", "upscale.0.weight", "w1"]
-)
+    "name",
+    [
+        "mlp.gate_proj.weight", "mlp.experts.3.gate.weight", "upscale.0.weight", "w1",
+        "encoder.layer.0.output.dense.weight", "layers.0.attention.output.weight",
+        "blocks.0.mlp.fc.weight", "mlp.shared_expert.up_proj.weight",
+    ],
+)  # fmt: skip
 def test_weights_with_names_like_these_are_eligible(name):
     assert _checkpoint.Selection().refuses(name, (64, 64), np.dtype("f4")) is None
 

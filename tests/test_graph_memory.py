@@ -99,26 +99,28 @@ def test_memory_order_of_a_plan_that_a_graph_would_have_to_make(cupy, rng):
 
 
 def test_a_vector_that_lies_in_the_next_result(cupy, rng):
-    """It is copied by calls that repeat another one, as by a first one."""
-    weight, x = s24.prune(whole(rng, N, K)), whole(rng, K, M)
+    """It is copied by calls that repeat another one, as by a first one.
+
+    The row in which it lies is written long before the last tiles read it.
+    """
+    size, k = 4096, 64
+    weight, x = s24.prune(whole(rng, size, k)), whole(rng, k, size)
     a, b = s24.compress(cupy.asarray(weight)), cupy.asarray(x)
-    first, second = (cupy.zeros((N, M), np.float32) for _ in range(2))
-    for _ in range(5):
-        second[3, :N] = cupy.arange(N)
-        e = s24.Epilogue(bias=second[3, :N, None])
-        want = weight.astype(np.float32) @ x.astype(np.float32) + np.arange(N)[:, None]
-        for out in (first, second):
-            s24.matmul(a, b, out, dtype="float32", epilogue=e)
-            np.testing.assert_array_equal(out.get(), want)
+    want = (a @ b).get().astype(np.float32) + np.arange(size)[:, None]
+    first, second = (cupy.zeros((size, size), np.float32) for _ in range(2))
+    e = s24.Epilogue(bias=second[0, :, None])
+    for out in (first, first, second):
+        second[0] = cupy.arange(size)
+        s24.matmul(a, b, out, dtype="float32", epilogue=e)
+        np.testing.assert_array_equal(out.get(), want)
 
 
 def test_experts_are_not_written_over(cupy, rng):
-    weights = s24.prune(whole(rng, 2, 64, 64))
-    As = s24.compress(cupy.asarray(weights))
-    b, offsets = cupy.asarray(whole(rng, 64, 16)), cupy.asarray(np.array([0, 5, 16], np.int32))
-    out = cupy.empty((64, 16), np.float16, order="F")
+    As = s24.compress(cupy.asarray(s24.prune(whole(rng, 2, 64, 64))))
+    tokens, offsets = cupy.asarray(whole(rng, 16, 64)), cupy.asarray(np.array([0, 5, 16]))
+    out = cupy.empty((16, 64), np.float16).T
     for _ in range(2):
-        s24.grouped_matmul(As, b, out, offsets=offsets)
-    inside = As.values.reshape(-1)[: 64 * 16].reshape(16, 64).T
+        s24.grouped_matmul(As, tokens.T, out, offsets=offsets)
+    inside = As.values.reshape(-1)[: out.size].reshape(16, 64).T
     with pytest.raises(s24.ArgumentError, match="out shares memory"):
-        s24.grouped_matmul(As, b, inside, offsets=offsets)
+        s24.grouped_matmul(As, tokens.T, inside, offsets=offsets)

@@ -65,3 +65,22 @@ def test_modes_that_only_look_on_are_no_tracing(name):
     with FlopCounterMode(display=False):
         found = PRODUCTS[name](x)
     torch.testing.assert_close(found, PRODUCTS[name](x))
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize("way", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(1, 16))])
+def test_torchscript_does_not_read_a_packed_weight_as_zeros(tmp_path, way):
+    layer = torch.nn.Linear(16, 8).requires_grad_(False)
+    layer.weight = torch.nn.Parameter(st.to_sparse_semi_structured(A), requires_grad=False)
+    way(layer).save(tmp_path / "layer.ts")
+    with pytest.raises(RuntimeError, match="storage"):
+        torch.jit.load(tmp_path / "layer.ts")
+
+
+def test_an_export_that_cannot_follow_a_pruned_weight_names_what_can():
+    class Pruned(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.linear(x, st.sparsify24(torch.ones(8, 16)))
+
+    with pytest.raises(UnsupportedError, match=r"sparse24\.torch\.linear or SparseLinear"):
+        torch.export.export(Pruned(), (torch.ones(2, 16),), strict=False)

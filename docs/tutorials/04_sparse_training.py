@@ -88,7 +88,7 @@ print(f"dense      {accuracy(dense):.3f}")
 # at half time), the *criterion* (which weights are pruned, by default those of least magnitude)
 # and the *pattern*.  A fixed 2:4 pattern has a single sparsity, so it cannot follow a ramp.
 # :class:`~sparse24.schedule.Elastic` with ``least=2`` makes each tile 4:4, 3:4 or 2:4, so that
-# any sparsity on the way is met exactly, and ends as 2:4 everywhere.
+# any sparsity on the way is met, in steps of a part of a tile, and ends as 2:4 everywhere.
 
 recipe = schedule.Recipe(
     schedule.CubicScheduler(0.5, stop=STEPS // 2, every=10),

@@ -26,7 +26,8 @@ class DynamicScheduler(MaskScheduler):
     """A two-level scheduler: a global sparsity, and layers that adapt to their gradients.
 
     A global schedule sets how sparse the model is at each step.  A `LayerWiseAdapter` per layer
-    moves that layer's threshold with its gradients, within limits; the model's total stays exact.
+    moves that layer's threshold with its gradients, within limits; the model's total stays exact
+    with `Unstructured`.
 
     Parameters
     ----------
@@ -40,8 +41,9 @@ class DynamicScheduler(MaskScheduler):
         By default `Magnitude` if the first step has weights, else `GradientMagnitude`;
         micro-batches shown to `observe` do not decide it.
     pattern : Pattern, optional
-        `Unstructured` by default.  `Elastic` and `TileHybrid` meet any target too; a fixed N:M
-        pattern takes only its own sparsity, in all layers alike.
+        `Unstructured` by default.  `Elastic` and `TileHybrid` meet any target too, rounded down in
+        each layer to steps of a part of a tile; a fixed N:M pattern takes only its own sparsity,
+        in all layers alike.
     grower, distribution : optional
         `distribution` replaces the adapters.
     dense : sequence of str

@@ -33,8 +33,9 @@ class PackedMatrix(Tensor):
     def __new__(cls, parts, shape, *, turned: bool = False, requires_grad: bool = False):
         values = parts[0]
         return Tensor._make_wrapper_subclass(
-            cls, shape, dtype=values.dtype, device=values.device, requires_grad=requires_grad
-        )
+            cls, shape, dtype=values.dtype, device=values.device, requires_grad=requires_grad,
+            storage_size=0,  # else TorchScript, which never asks, would save what lies at address 0
+        )  # fmt: skip
 
     def __init__(self, parts, shape, *, turned: bool = False, requires_grad: bool = False):
         self.parts = list(parts)
