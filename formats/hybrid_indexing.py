@@ -45,7 +45,8 @@ def _stored_at(stored: Stored, key: Any) -> tuple[Stored, Any]:
     entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
     indexing.check_kinds(entries)
     rows = _cut(entries[0], stored.shape[0]) if entries else None
-    columns = _cut(entries[1], stored.shape[1]) if len(entries) == 2 else None
+    both = len(entries) == 2 and not _adds_an_axis(entries[0])
+    columns = _cut(entries[1], stored.shape[1]) if both else None
     if rows is not None:
         first, last, here = rows
         stored, entries = stored.rows(first, last), (here, *entries[1:])
@@ -53,6 +54,11 @@ def _stored_at(stored: Stored, key: Any) -> tuple[Stored, Any]:
         first, last, here = columns
         stored, entries = stored.columns(first, last), (entries[0], here)
     return stored, entries
+
+
+def _adds_an_axis(entry: Any) -> bool:
+    """Whether an entry stands for a new axis, so that the one behind it is that of rows."""
+    return entry is None or (np.ndim(entry) == 0 and np.asarray(entry).dtype == bool)
 
 
 def _cut(entry: Any, size: int) -> tuple[int, int, Any] | None:

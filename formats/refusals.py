@@ -87,6 +87,11 @@ class Refusals:
             opaque = np.empty((), object)
             opaque[()] = self
             return opaque
+        if _scipy_multiplies_elements(sys._getframe(1)):
+            raise DTypeError(
+                f"a SciPy array cannot be multiplied by {type(self).__name__} element by element "
+                "from the left; write A * m, or m * A.tocsr()"
+            )
         raise DTypeError(
             f"{type(self).__name__} is not converted to a dense array implicitly; multiply with "
             "@ or sparse24.matmul, or call .toarray() (NumPy on the CPU, CuPy on the GPU), or "
@@ -127,5 +132,13 @@ def _scipy_multiplies(caller: FrameType) -> bool:
     SciPy knows no protocol for other sparse arrays.  It leaves the product to
     ``A.__rmatmul__`` if A turns into an array without axes, and only then.
     """
-    module = caller.f_globals.get("__name__", "")
-    return module.startswith("scipy.sparse.") and caller.f_code.co_name == "_matmul_dispatch"
+    return _is_scipys(caller) and caller.f_code.co_name == "_matmul_dispatch"
+
+
+def _scipy_multiplies_elements(caller: FrameType) -> bool:
+    """True if ``m * A`` or ``m.multiply(A)`` of a SciPy array asks for the array of A."""
+    return _is_scipys(caller) and "multiply" in caller.f_code.co_name
+
+
+def _is_scipys(caller: FrameType) -> bool:
+    return caller.f_globals.get("__name__", "").startswith("scipy.sparse.")

@@ -101,9 +101,10 @@ def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     tiles : Tiles
         NumPy arrays, of which the elements are bits.
     """
-    m, (bands, across) = tiles.shape[0], tiles.grid
+    (m, k), (bands, across) = tiles.shape, tiles.grid
+    number = np.uint32 if k <= 1 << 32 else np.int64  # of a column
     parts = slices(bands, at_least=1)
-    columns, bits = np.empty(0, np.uint32), np.empty(0, tiles.values.dtype)
+    columns, bits = np.empty(0, number), np.empty(0, tiles.values.dtype)
     arrays = _arrays_of(tiles)
 
     def walk(ends, columns, bits) -> None:
@@ -116,7 +117,7 @@ def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     walk(counts, columns, bits)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     if starts[-1]:
-        columns, bits = np.empty(starts[-1], np.uint32), np.empty(starts[-1], bits.dtype)
+        columns, bits = np.empty(starts[-1], number), np.empty(starts[-1], bits.dtype)
         walk(starts[:-1].copy(), columns, bits)
     return starts, columns, bits
 

@@ -10,7 +10,7 @@ from sparse24 import _arrays, _dtypes, _foreign, _overlap
 from sparse24._fuse import fuse
 from sparse24._options import Call, Epilogue
 from sparse24._records import Fused
-from sparse24._target import Target, given, real_of, refuse_integers, result_name
+from sparse24._target import Target, given, refuse_integers, result_name, vector_type
 from sparse24._views import View
 
 
@@ -44,13 +44,14 @@ def whole(x, dropped: int | None):
 
 def fused(full, goes: Target, call: Call, left: tuple, right: tuple) -> Fused:
     """The epilogue of a call; a `column_bias` of 16 bits is the caller's own, see `readable`."""
-    real = real_of(goes.name)
+    xp = _arrays.namespace(full)
+    real = vector_type(goes.name, xp)
     bias = _bias_in_place(full, goes, call)
     if bias is None:
-        return fuse(call, left, right, _arrays.namespace(full), real)
+        return fuse(call, left, right, xp, real)
     assert call.epilogue is not None  # whose bias that is
     rest = call._replace(epilogue=replace(call.epilogue, bias=None))
-    return replace(fuse(rest, left, right, _arrays.namespace(full), real), column_bias=bias)
+    return replace(fuse(rest, left, right, xp, real), column_bias=bias)
 
 
 def _bias_in_place(full, goes: Target, call: Call):

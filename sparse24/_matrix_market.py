@@ -77,11 +77,14 @@ def _check_words(text: bytes, field: str) -> None:
 
 
 def _after_comments(text: bytes) -> int:
-    """Where the first line begins that is no comment."""
+    """Where the first line begins that is neither empty nor a comment, which may be indented."""
     start = 0
-    while text.startswith(b"%", start):
-        start = text.index(b"\n", start) + 1
-    return start
+    while True:
+        end = text.index(b"\n", start)
+        line = text[start:end].lstrip()
+        if line and not line.startswith(b"%"):
+            return start
+        start = end + 1
 
 
 def _stored(shape, symmetry: str) -> int:

@@ -180,7 +180,7 @@ def check_written(a, b, out, finish: Call) -> None:
     if target is not None:
         goes.allocate(dropped)
     xp = _arrays.cupy_module() if on_gpu else np
-    goes.fitted(fuse(finish, *shapes, xp, _target.real_of(name)), dropped)
+    goes.fitted(fuse(finish, *shapes, xp, _target.vector_type(name, xp)), dropped)
 
 
 def _shape_with_both_axes(left: tuple, right: tuple) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._promotion import promoted_integers
 from sparse24._records import Fused, Operand24
-from sparse24._target import Result, given, real_of
+from sparse24._target import Result, given, vector_type
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
@@ -166,7 +166,8 @@ def taken(x, a: Operand24, call: Call, argument: str):
 
 def vectors_of(a: Operand24, result: str):
     """Array library, and element type, of the epilogue's vectors for this type of result."""
-    return _arrays.namespace(a.elements), real_of(result)
+    xp = _arrays.namespace(a.elements)
+    return xp, vector_type(result, xp)
 
 
 @dataclass(frozen=True)

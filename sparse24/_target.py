@@ -144,6 +144,15 @@ def real_of(result: str) -> type[np.floating]:
     return np.float64 if result == "float64" else np.float32
 
 
+def vector_type(result: str, xp: Any) -> type[np.floating]:
+    """In which type vectors of an epilogue are kept.
+
+    On the CPU in float64, which holds those of any type, such as an int32 bias: what multiplies
+    there narrows them to the type in which it works.
+    """
+    return np.float64 if xp is np else real_of(result)
+
+
 def refuse_integers(of: str, result: str, *, on_gpu: bool) -> None:
     """Refuse a result of integers for a product of float64 on a GPU, which no kernel stores."""
     if on_gpu and of == "float64" and result in ("int8", "int32"):

@@ -174,3 +174,11 @@ def test_matrix_market_headers_that_do_not_fit_the_file(header, words, tmp_path)
 def test_families_of_no_elements(shape):
     for name in families.FAMILIES:
         assert families.make(name, shape, zeros=0.5, rng=0).shape == shape
+
+
+@pytest.mark.parametrize("between", ["\n% a comment\n", " % a comment\n", "% one\n\n\t%two\n"])
+def test_comments_may_be_indented_and_lines_empty(between, tmp_path):
+    head = "%%MatrixMarket matrix coordinate real general\n"
+    (tmp_path / "a.mtx").write_text(f"{head}{between}2 3 2\n1 1 1.5\n2 3 -2e-1\n")
+    got = families.read_mtx(tmp_path / "a.mtx").toarray()
+    np.testing.assert_array_equal(got, [[1.5, 0, 0], [0, 0, -0.2]])

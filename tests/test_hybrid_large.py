@@ -171,3 +171,14 @@ def test_a_matrix_larger_than_memory(rng, monkeypatch):
     assert (h[::-1].tocsr() != w[::-1]).nnz == 0
     assert ((h * w).tocsr() != w * w).nnz == 0
     assert (h[:, 1000:9000].tocsr() != w[:, 1000:9000]).nnz == 0
+
+
+def test_columns_have_as_many_bits_as_they_need():
+    k = 2**32 + 200
+    places = np.array([0, 1, 2]), np.array([k - 1, 2, 0])
+    h = s24.hybrid(scipy.sparse.coo_array((np.array([1.0, 2, 3]), places), shape=(3, k)))
+    np.testing.assert_array_equal(h.tocsr().indices, [k - 1, 2, 0])
+    np.testing.assert_array_equal((2 * h).tocsr().indices, [k - 1, 2, 0])
+    half = s24.hybrid(scipy.sparse.coo_array(([1.0], ([0], [7])), shape=(1, 2**31 + 100)))
+    joined = np.concatenate([half, half], axis=1)
+    np.testing.assert_array_equal(joined.tocsr().indices, [7, 2**31 + 107])

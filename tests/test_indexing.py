@@ -244,3 +244,10 @@ def test_a_transposable_array_is_cut_along_either_axis(rng):
     np.testing.assert_array_equal(a[:4, [3, 1]].toarray(), a.toarray()[:4, [3, 1]])
     with pytest.raises(s24.ArgumentError, match="cuts a group of 4"):
         a[1:3, 1:3]
+
+
+@pytest.mark.parametrize("entry", [None, True, np.array(True)], ids=str)
+@pytest.mark.parametrize("row", [0, 70, 130])
+def test_a_new_axis_before_the_rows_of_a_hybrid_matrix(entry, row):
+    dense = np.arange(200 * 150, dtype=np.float32).reshape(200, 150)
+    np.testing.assert_array_equal(s24.hybrid(dense)[entry, row].toarray(), dense[entry, row])

@@ -155,3 +155,12 @@ def test_what_scipy_allows_is_taken():
             np.testing.assert_array_equal(s24.hybrid(form).toarray(), m.toarray())
             np.testing.assert_array_equal(s24.from_scipy(form).toarray(), m.toarray())
         assert m.indices.tolist() == indices
+
+
+def test_products_of_elements_by_scipy_name_the_order_that_works():
+    dense = s24.prune(np.arange(1, 17, dtype=np.float32).reshape(2, 8))
+    a, m = s24.compress(dense), scipy.sparse.csr_array(dense)
+    for product in (lambda: m * a, lambda: m.multiply(a)):
+        with pytest.raises(s24.DTypeError, match=r"write A \* m"):
+            product()
+    np.testing.assert_array_equal((a * m).toarray(), dense * dense)

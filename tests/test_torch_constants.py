@@ -75,12 +75,3 @@ def test_torchscript_does_not_read_a_packed_weight_as_zeros(tmp_path, way):
     way(layer).save(tmp_path / "layer.ts")
     with pytest.raises(RuntimeError, match="storage"):
         torch.jit.load(tmp_path / "layer.ts")
-
-
-def test_an_export_that_cannot_follow_a_pruned_weight_names_what_can():
-    class Pruned(torch.nn.Module):
-        def forward(self, x):
-            return torch.nn.functional.linear(x, st.sparsify24(torch.ones(8, 16)))
-
-    with pytest.raises(UnsupportedError, match=r"sparse24\.torch\.linear or SparseLinear"):
-        torch.export.export(Pruned(), (torch.ones(2, 16),), strict=False)

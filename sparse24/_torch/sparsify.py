@@ -73,10 +73,6 @@ def sparsify24(
     check_tensor(x, "x")
     if x.ndim != 2:
         raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
-    if getattr(torch.compiler, "is_exporting", bool)():  # from torch 2.7 on
-        raise UnsupportedError(
-            "torch.export cannot follow sparsify24; use sparse24.torch.linear or SparseLinear"
-        )
     return differentiable(_Sparsify, x, gradient, True)
 
 
