@@ -22,10 +22,11 @@ def part_of(h: Any, key: Any) -> Any:
     """``h[key]``: a hybrid matrix, or a dense array where it has one axis or none."""
     stored, key = _stored_at(h.stored, key)
     by_csr = h.is_less_as_csr and math.prod(stored.shape) > DECODED
-    entries = _of_both_axes(key) if by_csr else None
     try:
-        if entries is not None:
+        if by_csr and (entries := _of_both_axes(key)) is not None:
             return _of_csr(h, stored, entries)
+        if by_csr and (places := _places(key, stored.shape)) is not None:
+            return _at_places(h, stored, *places)
         part = hybrid_build.decode(stored)[key]
     except IndexError as error:
         raise indexing.out_of_range(error) from error
@@ -96,19 +97,55 @@ def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
     return entries if arrays in ([], [1]) else None
 
 
+def _places(key: Any, shape: tuple[int, int]) -> list[np.ndarray] | None:
+    """The rows and the columns of a key of two arrays, which go in pairs; None for other keys."""
+    if not isinstance(key, tuple) or len(key) != 2:
+        return None
+    if any(x is None or x is Ellipsis or isinstance(x, slice) for x in key):
+        return None
+    arrays = [_index(x) for x in key]
+    arrays = [x.nonzero()[0] if x.dtype == bool and x.ndim == 1 else x for x in arrays]
+    if not all(x.ndim and x.dtype.kind in "iu" for x in arrays):
+        return None
+    for x, size in zip(arrays, shape, strict=True):
+        if x.size and not -size <= x.min() <= x.max() < size:
+            raise IndexError(f"index out of bounds for an axis of {size}")
+    try:
+        pairs = zip(arrays, shape, strict=True)
+        return list(np.broadcast_arrays(*(np.where(x < 0, x + size, x) for x, size in pairs)))
+    except ValueError as error:
+        raise IndexError(str(error)) from error
+
+
+def _at_places(h: Any, stored: Stored, rows: np.ndarray, columns: np.ndarray) -> Any:
+    """The elements at these places: a dense array, or a hybrid matrix if it has two axes."""
+    values = np.zeros(rows.size, h.dtype)
+    if rows.size:  # SciPy has no such part
+        numbers, bits = _numbered(stored)
+        found = np.asarray(numbers[rows.ravel(), columns.ravel()])  # 0 is no element
+        values[found > 0] = bits[found[found > 0] - 1].view(h.dtype)
+    part = values.reshape(rows.shape)
+    return part if part.ndim != 2 else type(h).build(part, n_hint=h.n_hint)
+
+
+def _numbered(stored: Stored) -> tuple[Any, np.ndarray]:
+    """A CSR array with the number of each element, from one on, and their bits in that order."""
+    from scipy import sparse
+
+    starts, columns, bits = hybrid_build.rows_on_cpu(stored)
+    columns = columns.astype(np.int64)
+    numbers = np.arange(1, columns.size + 1)
+    return sparse.csr_array((numbers, columns, starts), shape=stored.shape), bits
+
+
 def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
     """The same of the non-zeros in these tiles or rows; SciPy moves their numbers, whatever they
     are.
     """
-    from scipy import sparse
-
-    m, k = stored.shape
-    starts, columns, bits = hybrid_build.rows_on_cpu(stored)
-    columns = columns.astype(np.int64)
-    numbers = sparse.csr_array((np.arange(columns.size), columns, starts), shape=(m, k))
+    numbers, bits = _numbered(stored)
     rows, across = (_taken(x, n) for x, n in zip(entries, stored.shape, strict=True))
     found = numbers[rows, :][:, across].tocsr()
-    values = bits[found.data].view(h.dtype)
+    values = bits[found.data - 1].view(h.dtype)
     dropped = tuple(0 if _check.is_index(x) else indexing.ALL for x in entries)
     if dropped == (indexing.ALL, indexing.ALL):
         csr = convert.csr_of(found.indptr, found.indices, values, found.shape)

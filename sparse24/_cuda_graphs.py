@@ -73,7 +73,7 @@ class _Memory:
 
 
 @contextlib.contextmanager
-def _each_allocation(keep: Callable[[Any], None]) -> Iterator[None]:
+def _each_allocation(keep: Callable[[Any], object]) -> Iterator[None]:
     """Call `keep` with all memory that CuPy allocates in this context."""
     cuda = _arrays.cupy_module().cuda
     allocate = cuda.get_allocator()

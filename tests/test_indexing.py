@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _storage
@@ -251,3 +252,23 @@ def test_a_transposable_array_is_cut_along_either_axis(rng):
 def test_a_new_axis_before_the_rows_of_a_hybrid_matrix(entry, row):
     dense = np.arange(200 * 150, dtype=np.float32).reshape(200, 150)
     np.testing.assert_array_equal(s24.hybrid(dense)[entry, row].toarray(), dense[entry, row])
+
+
+def test_pairs_of_places_in_a_nearly_empty_hybrid_matrix(rng):
+    m = scipy.sparse.random_array((3000, 2000), density=0.001, rng=rng, format="csr")
+    h, dense = s24.hybrid(m), m.toarray()
+    assert h.is_less_as_csr
+    rows, columns = rng.integers(-3000, 3000, 50), rng.integers(-2000, 2000, 50)
+    none = np.zeros(3000, bool), np.zeros(2000, bool)
+    for key in (
+        (rows, columns), m.nonzero(), (rows[:, None], columns[None, :5]), ([7], columns),
+        (rows.tolist(), [5]), none, ([], []),
+    ):  # fmt: skip
+        got = h[key]
+        np.testing.assert_array_equal(got if got.ndim < 2 else got.toarray(), dense[key])
+    for key in (([3000], [1]), (rows, [1, 2])):
+        with pytest.raises(IndexError):
+            h[key]
+    size = 3_000_000
+    wide = scipy.sparse.coo_array(([1.0, 2], ([0, size - 1], [size - 1, 0])), shape=(size, size))
+    np.testing.assert_array_equal(s24.hybrid(wide)[[0, size - 1, 5], [size - 1, 0, 5]], [1, 2, 0])
