@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _dtypes
+from sparse24._errors import UnsupportedError
+from sparse24._hybrid.layouts import MOST_BLOCKS
 from sparse24.formats import hybrid_listed
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
@@ -65,6 +67,7 @@ Content = CsrRows | Source  # non-zeros row by row, or what hands out dense rows
 
 
 def _build_tiles(form: Form, content: Content, choose: Chooser) -> tuple[ht.Tiles, int]:
+    refuse_large(form.shape, on_gpu=form.xp is not np)
     try:
         return _built(form, content, choose)
     except MemoryError as error:
@@ -74,6 +77,21 @@ def _build_tiles(form: Form, content: Content, choose: Chooser) -> tuple[ht.Tile
             f"none, and these are {tiles}; leave a matrix with hardly any elements in CSR"
         )
         raise
+
+
+def refuse_large(shape: tuple[int, int], *, on_gpu: bool) -> None:
+    """Refuse tiles on a GPU of more rows than a grid of blocks has, or with long column numbers."""
+    most = MOST_BLOCKS * ht.TILE  # a block takes the rows of a tile
+    if on_gpu and shape[0] > most:
+        raise UnsupportedError(
+            f"a hybrid matrix on a GPU has at most {most} rows, got {shape[0]}; build one of "
+            "each part of the rows"
+        )
+    if on_gpu and shape[1] >= hybrid_listed.MOST_SIDE:
+        raise UnsupportedError(
+            f"a hybrid matrix on a GPU has fewer than {hybrid_listed.MOST_SIDE} columns, got "
+            f"{shape[1]}; build one of each part of the columns"
+        )
 
 
 def _built(form: Form, content: Content, choose: Chooser) -> tuple[ht.Tiles, int]:

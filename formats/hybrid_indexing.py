@@ -110,6 +110,7 @@ def _places(key: Any, shape: tuple[int, int]) -> list[np.ndarray] | None:
     for x, size in zip(arrays, shape, strict=True):
         if x.size and not -size <= x.min() <= x.max() < size:
             raise IndexError(f"index out of bounds for an axis of {size}")
+    arrays = [x.astype(np.intp, copy=False) for x in arrays]
     try:
         pairs = zip(arrays, shape, strict=True)
         return list(np.broadcast_arrays(*(np.where(x < 0, x + size, x) for x, size in pairs)))

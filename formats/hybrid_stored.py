@@ -8,9 +8,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from sparse24 import _arrays, _devices, _dtypes, _locks
-from sparse24._errors import UnsupportedError
 from sparse24._hybrid import cost as hybrid_cost
-from sparse24._hybrid.layouts import MOST_BLOCKS
 from sparse24.formats import hybrid_build, hybrid_checks
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
@@ -42,7 +40,7 @@ class HybridStored(SparseArray):
         if not isinstance(tiles, ht.Tiles | ListedRows | ht.Transposed) or nnz is None:
             raise made_by(self, tiles, "sparse24.hybrid(w)")
         if isinstance(tiles, ht.Tiles):
-            _refuse_tall(tiles)
+            hybrid_build.refuse_large(tiles.shape, on_gpu=_arrays.is_cupy(tiles.home))
         fields = {
             "_tiles": tiles,
             "_transpose_of": _transpose_of,  # weakly, the matrix whose transpose this is
@@ -91,7 +89,6 @@ class HybridStored(SparseArray):
     @_devices.on_own_device
     def _in_tiles(self) -> ht.Tiles:
         """The tiles of a matrix of which only the rows are stored."""
-        _refuse_tall(self.stored)
         on_gpu = _arrays.is_cupy(self.stored.home)
         choose = chooser(self._dtype, on_gpu, self._n_hint)
         return hybrid_build.tiles_of(cast(ListedRows, self.stored), choose)
@@ -227,13 +224,3 @@ def chooser(dtype: _dtypes.DType, on_gpu: bool, n_hint: int | None) -> hybrid_bu
     rates = hybrid_cost.rates_for(dtype, on_gpu)
     n = n_hint or hybrid_cost.DEFAULT_N
     return lambda held, spill: hybrid_cost.choose(held, spill, dtype, n, rates)
-
-
-def _refuse_tall(tiles: ht.Tiles | ListedRows) -> None:
-    """Refuse more rows of tiles on a GPU than a grid of blocks has."""
-    most = MOST_BLOCKS * ht.TILE  # a block takes the rows of a tile
-    if tiles.shape[0] > most and _arrays.is_cupy(tiles.home):
-        raise UnsupportedError(
-            f"a hybrid matrix on a GPU has at most {most} rows, got {tiles.shape[0]}; build one of "
-            "each part of the rows"
-        )

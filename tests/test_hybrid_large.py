@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.sparse
 from hybrid_cases import DTYPES, assert_same_bits
 
 import sparse24 as s24
+from sparse24._dtypes import lookup
+from sparse24._hybrid import few_columns, predict
+from sparse24._hybrid import lines as hybrid_lines
 from sparse24.formats import hybrid_build, hybrid_indexing
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.kernels import _numba, cpu_hybrid_csr, cpu_hybrid_held
+from sparse24.kernels.chip import H200
 
 
 def drawn(rng, dtype, shape=(130, 190)):
@@ -182,3 +188,32 @@ def test_columns_have_as_many_bits_as_they_need():
     half = s24.hybrid(scipy.sparse.coo_array(([1.0], ([0], [7])), shape=(1, 2**31 + 100)))
     joined = np.concatenate([half, half], axis=1)
     np.testing.assert_array_equal(joined.tocsr().indices, [7, 2**31 + 107])
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((65535 * 64 + 1, 8), "has at most 4194240 rows"), ((8, 2**31), "fewer than 2147483648 col")],
+)
+def test_tiles_on_a_gpu_have_as_many_rows_and_columns_as_kernels_number(shape, words):
+    hybrid_build.refuse_large(shape, on_gpu=False)
+    with pytest.raises(s24.UnsupportedError, match=words):
+        hybrid_build.refuse_large(shape, on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "left"), [((65535 * 128 + 1, 128), {"two_four"}), ((128, 2**28), {"two_four"})]
+)
+def test_paths_for_few_rows_are_not_offered_to_many(shape, left, monkeypatch):
+    """Nor planned, which would launch more blocks than a grid has."""
+    h = SimpleNamespace(
+        shape=shape, size=shape[0] * shape[1], density=0.01, _dtype=lookup("float16")
+    )
+    monkeypatch.setattr(predict, "dense_time", lambda *_: 1.0)
+    monkeypatch.setattr(predict, "excess", lambda h: 0)
+    monkeypatch.setattr(predict, "_excess_of_longest_row", lambda h: 0.0)
+    lines = hybrid_lines.H200_LINES
+    assert predict._two_four_times(h, 256, lines, H200).keys() == left
+    if shape[0] > shape[1]:
+        monkeypatch.setattr(few_columns, "rows_plan", None)
+        monkeypatch.setattr(few_columns, "_gather_time", lambda *_: {})
+        assert few_columns.times(h, 8, lines, H200).keys() == set()

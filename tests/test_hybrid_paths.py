@@ -15,7 +15,7 @@ from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import few_columns
 from sparse24._hybrid import layouts as hybrid_layouts
 from sparse24._to_hybrid import hybrid
-from sparse24.formats import hybrid_stored
+from sparse24.formats import hybrid_build
 from sparse24.kernels import hybrid_overflow
 
 pytestmark = pytest.mark.stem("hybrid_overflow")
@@ -55,7 +55,7 @@ def test_matrices_of_more_rows_than_a_grid_has(rng, monkeypatch):
     monkeypatch.setattr(few_columns, "MOST_BLOCKS", 2)
     with pytest.raises(ArgumentError, match="algorithm must be one of"):
         hybrid(w).matmul(b[:, :8], algorithm="stream")
-    monkeypatch.setattr(hybrid_stored, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(hybrid_build, "MOST_BLOCKS", 2)
     with pytest.raises(UnsupportedError, match=r"has at most 128 rows, got 130; build one"):
         hybrid(w)
     assert hybrid(w.get()).shape == (130, 64)

@@ -10,6 +10,7 @@ from sparse24.kernels.chip import Chip
 ITEMSIZE = 2  # bytes of the elements of all of them but rows
 GATHER_COLUMNS = 16
 STREAM_ROWS = 16  # of a block that packs them
+SCATTER_ROWS = 64  # the same of the bands of scatter, or more
 # Where scatter takes longer than its line predicts (docs/benchmarks/log_hybrid.rst), as factors:
 WIDE_SMALL = 1.2  # small matrices by more than SPAN columns: many sums meet
 ACROSS_LINES = 1.3  # much of b is read, and its rows begin within lines of memory
@@ -42,7 +43,8 @@ def times(h, n: int, lines, device: Chip) -> dict[str, float]:
     if hybrid_stream.refuses(dtype, n) is None and h.shape[0] <= MOST_BLOCKS * STREAM_ROWS:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         found["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
-    if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
+    fits = h.shape[0] <= MOST_BLOCKS * SCATTER_ROWS
+    if fits and hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
         units = scatter_units(h)
         effort = hybrid_scatter_plan.effort(units, n, device.multiprocessors)
         line = line_of(lines, "base" if units.base else "scatter", n)

@@ -14,6 +14,7 @@ from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid.few_columns import ITEMSIZE
 from sparse24._hybrid.layouts import (
+    MOST_BLOCKS,
     excess,
     filled_tiles,
     live_columns,
@@ -33,6 +34,7 @@ WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are l
 TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (512, 1.4), (1 << 62, 1.5))
 TWO_FOUR_LEAST = 1e10  # multiply-adds; with fewer, launches and tiles take what 2:4 gains
 STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
+STRIP_ROWS, STRIP_COLUMNS = 128, 1 << 28  # of the lower strips; columns that their numbers can tell
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 # Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
@@ -152,7 +154,8 @@ def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     gain = gain if h.size * n >= TWO_FOUR_LEAST else 1.0
     dense = dense_time(h.shape, dtype, n, lines, device, h.density)
     times = {"two_four": dense / gain + rest}
-    if hybrid_wgmma.refuses(dtype, n, device.compute_capability):
+    many = h.shape[0] > MOST_BLOCKS * STRIP_ROWS or h.shape[1] >= STRIP_COLUMNS
+    if many or hybrid_wgmma.refuses(dtype, n, device.compute_capability):
         return times
     return times | {path: _strips_time(h, path, n, lines) for path in ("slots", "regrouped")}
 
