@@ -46,7 +46,8 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     Raises
     ------
     ArgumentError
-        If two names collide, a value is not an array, or the path has the other format's suffix.
+        If two names collide, NumPy makes no array of a value (numbers and lists become arrays), or
+        the path has the other format's suffix.
     DTypeError
         If a dense array has a type that the format does not know, or is a tensor without elements
         in memory, such as a sparse one.
@@ -122,7 +123,8 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     Raises
     ------
     ArgumentError
-        If two names collide, a value is not an array, or the path has the other format's suffix.
+        If two names collide, NumPy makes no array of a value (numbers and lists become arrays), or
+        the path has the other format's suffix.
     DTypeError
         If a dense array has a type that the format does not know, or is a tensor without elements
         in memory, such as a sparse one.

@@ -17,12 +17,14 @@ from sparse24.formats.two_four import Sparse24Array
 
 # Tables that are looked up, the small heads behind an encoder, and the routers of experts are no
 # products that sparsity speeds up; biases of experts, and scales and zero points of quantised
-# weights, are no operands of products at all.  The second line: T5 and BART, RWKV, timm and
-# torchvision, ChatGLM, Llama's own checkpoints and InternLM, BERT, and T5 again.
+# weights, are no operands of products at all.  From the second line on: T5 and BART, RWKV, timm and
+# torchvision, ChatGLM, Llama's own checkpoints and InternLM, BERT, T5 again, DistilBERT, fairseq,
+# and the heads of transformers for questions and for classes.
 DEFAULT_EXCLUDE = (
     r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
     r"|(^|\.)(shared|emb|head|heads\.head|head\.fc|output_layer)\.weight$|^(output|fc)\.weight$"
-    r"|predictions\.decoder|relative_attention_bias"
+    r"|predictions\.decoder|relative_attention_bias|vocab_projector|output_projection|qa_outputs"
+    r"|(^|\.)score\.weight$"
     r"|router|(mlp|moe)\.gate\.weight$|bias$|[._]scales?(_inv)?$|zero_points?$"
 )
 DEFAULT_MIN_SIZE = 32

@@ -57,7 +57,8 @@ def matmul(
         numbers, or vectors of shape (m,) or (m, 1) for `a` and (n,) or (1, n) for `b`.
     algorithm : str, default "auto"
         A kernel's name, or ``"kernel/config"``, as `explain` lists them; ``"dense"``
-        decompresses.
+        decompresses.  For 2:4 arrays, and n:m arrays that 2:4 can hold; `HybridArray.matmul` has
+        its own, and other formats have no choice.
     a_dtype, b_dtype : dtype, optional
         Logical type of a plain operand that carries fp8 bits as ``uint8``; of a sparse one its own.
     fast_accumulation : bool, default True

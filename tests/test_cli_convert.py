@@ -145,6 +145,7 @@ def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
         "layers.0.mlp.up_proj.scales", "layers.0.mlp.up_proj.weight_zero_point",
         "layers.0.mlp.experts.gate_up_proj_bias", "layers.0.mlp.router.weight",
         "layers.0.mlp.gate.weight", "layers.0.block_sparse_moe.gate.weight",
+        "vocab_projector.weight", "qa_outputs.weight", "score.weight",
         "shared.weight", "emb.weight", "head.weight", "heads.head.weight", "fc.weight",
         "output.weight", "transformer.output_layer.weight", "cls.predictions.decoder.weight",
         "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",

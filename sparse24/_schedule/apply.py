@@ -20,7 +20,7 @@ def apply_masks(weights, masks):
 
     Returns
     -------
-    The same form; new arrays of the weights' dtype.
+    The same form: new arrays of the weights' dtype; layers without a mask are the given arrays.
 
     Raises
     ------

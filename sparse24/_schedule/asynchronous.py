@@ -46,6 +46,8 @@ class AsyncScheduler:
     -----
     Use it as a context manager, or call `close`.  An error in the computation is raised by the
     step that was to use its masks, or by `close`; after it a state must be loaded to continue.
+    There is no ``observe`` and no ``reduce=``: where micro-batches are accumulated, or scores
+    differ between ranks, use `MaskScheduler`.
 
     Examples
     --------

@@ -139,7 +139,7 @@ class MaskScheduler:
         self.state, self._pending = state, None
 
     def freeze(self) -> None:
-        """Keep the masks as they are until `thaw`."""
+        """Keep the masks as they are until `thaw`; an ArgumentError before there are layers."""
         self.state = core.freeze(self._started())
 
     def thaw(self) -> None:
@@ -154,7 +154,13 @@ class MaskScheduler:
         return self.state
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to resume from, as numbers, strings and arrays on the host."""
+        """The state to resume from, as numbers, strings and arrays on the host.
+
+        Raises
+        ------
+        ArgumentError
+            Before the layers are known, from `start` or the first `step`.
+        """
         if self.state is None and self._pending is not None:
             return dict(self._pending)  # was loaded, and is not in use yet
         return schedule_state.to_dict(self._started())

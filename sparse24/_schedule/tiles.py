@@ -205,6 +205,8 @@ class _Levels(Pattern):
 class Elastic(_Levels):
     """1:4, 2:4, 3:4 or 4:4 in each tile, so that the layer meets any sparsity up to 0.75.
 
+    Layers must be whole tiles; keep others dense by the rule None, or choose another pattern.
+
     Parameters
     ----------
     tile : (int, int) or None, default (4, 64)
@@ -237,6 +239,8 @@ class Elastic(_Levels):
 @dataclass(frozen=True)
 class TileHybrid(_Levels):
     """Tiles that are empty, 2:4 or dense: any sparsity, in a form that suits `sparse24.hybrid`.
+
+    Layers must be whole tiles; keep others dense by the rule None, or choose another pattern.
 
     Parameters
     ----------

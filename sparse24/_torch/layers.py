@@ -157,7 +157,11 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         return new
 
     def to_dense(self) -> torch.nn.Linear:
-        """A dense layer that shares the parameters, the weight pruned for good."""
+        """A dense layer that shares the parameters.
+
+        The weight of this layer, too, is pruned in place, for good: for a snapshot use
+        ``copy.deepcopy(layer).to_dense()``.
+        """
         check_whole(self.weight)
         new = _sharing(torch.nn.Linear, self)
         torch_state.hand_on(self, new)

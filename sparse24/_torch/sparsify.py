@@ -98,6 +98,10 @@ def to_sparse_semi_structured(
     PatternError
         If a group holds more than two non-zeros.  (torch drops the others silently.)
         The check waits for the device.
+    ShapeError, DTypeError
+        If it is no matrix of a type that sparse24 stores.
+    UnsupportedError
+        If `transposed` is True.
 
     Examples
     --------
