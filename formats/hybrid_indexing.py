@@ -99,21 +99,11 @@ def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
 
 def _places(key: Any, shape: tuple[int, int]) -> list[np.ndarray] | None:
     """The rows and the columns of a key of two arrays, which go in pairs; None for other keys."""
-    if not isinstance(key, tuple) or len(key) != 2:
+    if not isinstance(key, tuple) or len(key) != 2 or not all(map(np.ndim, key)):
         return None
-    if any(x is None or x is Ellipsis or isinstance(x, slice) for x in key):
-        return None
-    arrays = [_index(x) for x in key]
-    arrays = [x.nonzero()[0] if x.dtype == bool and x.ndim == 1 else x for x in arrays]
-    if not all(x.ndim and x.dtype.kind in "iu" for x in arrays):
-        return None
-    for x, size in zip(arrays, shape, strict=True):
-        if x.size and not -size <= x.min() <= x.max() < size:
-            raise IndexError(f"index out of bounds for an axis of {size}")
-    arrays = [x.astype(np.intp, copy=False) for x in arrays]
     try:
-        pairs = zip(arrays, shape, strict=True)
-        return list(np.broadcast_arrays(*(np.where(x < 0, x + size, x) for x, size in pairs)))
+        taken = (_taken(x, size) for x, size in zip(key, shape, strict=True))
+        return list(np.broadcast_arrays(*taken))
     except ValueError as error:
         raise IndexError(str(error)) from error
 

@@ -130,22 +130,21 @@ def _asked(product: Callable[[], Any], finish: Call, a, b, out):
     """What a call with such operands asks of a product: what is fused elsewhere takes a pass."""
     target = _target.given(out)
     _refuse_overlaps(target, finish, a, b)
-    if target is None and finish.is_plain:
-        result, restore = _foreign.take(product(), argument="the product")
-        return restore(result)
-    with _keeping(a, b):  # the product, and what its second pass makes
+    is_the_result = target is None and finish.is_plain
+    with contextlib.nullcontext() if is_the_result else _keeping(a, b):
         result, restore = _foreign.take(product(), argument="the product")
         if not finish.is_plain:
             finished = _finish.finished(result, out, finish, _shape(a), _shape(b))
             return restore(finished) if out is None else out
-        assert target is not None
+        if target is None:
+            return restore(result)
         _target.check_out(target, result.shape, result.dtype, _arrays.device_of(result))
         target[...] = result
         return out
 
 
 def _keeping(a, b) -> contextlib.AbstractContextManager[None]:
-    """Keep memory for a graph that is captured, as long as the sparse operand lives."""
+    """Keep what a product makes on its way for a captured graph, while the sparse operand lives."""
     formats = SparseArray | Windows24
     ours, other = (a, b) if isinstance(a, formats) else (b, a)
     if isinstance(ours, HybridArray):

@@ -90,7 +90,10 @@ def kind_of(path: str, n: int, balance: bool) -> str:
 
 
 def way_of(path: str, b, out) -> str:
-    """Which of a path's launches reads such an operand and writes such a result."""
+    """Which of a path's launches reads such an operand and writes such a result.
+
+    As `bound` of ``hybrid_stream`` and ``hybrid_wgmma`` tells them apart: each has its own tables.
+    """
     if path == "stream":
         row, column = b.strides
         vectors = column == b.itemsize and row % _arrays.VECTOR == 0
