@@ -10,11 +10,19 @@ from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, loader
 from sparse24.kernels.chip import chip
 from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
-from sparse24.kernels.hybrid_stream_plan import STRIP, Config, configs, schedule, warp_starts
+from sparse24.kernels.hybrid_stream_plan import (
+    STRIP,
+    Config,
+    configs,
+    schedule,
+    smallest,
+    warp_starts,
+)
 from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_stream"
 MOST_COLUMNS = 64
+LEAST_SPAN = 128  # columns of a chunk
 LEFT = np.dtype(
     [("blob", "u8"), ("starts", "u8"), ("order", "u8"), ("cuts", "u8"),
      ("pitch", "i4"), ("stage_bytes", "i4"), ("m", "i8")]
@@ -112,7 +120,7 @@ class Ready(BoundProduct):
 
 def span_for(density: float) -> int:
     """Columns of a chunk: twice as many where non-zeros are few, so that padding stays small."""
-    return 128 if density > 0.08 else 256
+    return LEAST_SPAN if density > 0.08 else 256
 
 
 def expected_bytes(shape, density: float) -> float:
@@ -140,20 +148,35 @@ def prepare(dense, dtype: DType, density: float) -> StreamLayout:
     """Pack a dense (m, k) CuPy matrix with contiguous rows; waits for the counts."""
     import cupy
 
-    m, k = dense.shape
     span = span_for(density)
-    defines = (("SPAN", span),)
-    grid = (-(-k // span), -(-m // STRIP))
-    chunks = grid[0] * grid[1]
-    units = cupy.empty(chunks, np.uint32)
-    source = (dense, m, k, dense.strides[0] // dense.itemsize)
-    loader.function(NAME, "measure", defines)(grid, (32,), (*source, units))
-    costs = units.get().astype(np.int64)
+    costs = _measure(dense, span)
+    most = chip(dense.device.id).most_shared
+    if smallest(span).shared_memory(16 * int(costs.max(initial=0))) > most:
+        span = LEAST_SPAN  # a full chunk of 256 columns and b for it need more than some chips have
+        costs = _measure(dense, span)
     offsets = cupy.asarray(np.concatenate([[0], np.cumsum(costs)]).astype(np.uint32))
     blob = cupy.zeros(int(costs.sum()) * 16, np.uint8)
-    loader.function(NAME, "pack", defines)(grid, (32,), (*source, offsets, blob))
+    _over_chunks("pack", dense, span, offsets, blob)
     settle()
-    return StreamLayout((m, k), dtype, span, blob, costs)
+    return StreamLayout(dense.shape, dtype, span, blob, costs)
+
+
+def _measure(dense, span: int) -> np.ndarray:
+    """Size of each chunk of so many columns, in units of 16 bytes; waits for it."""
+    import cupy
+
+    m, k = dense.shape
+    units = cupy.empty(-(-k // span) * -(-m // STRIP), np.uint32)
+    _over_chunks("measure", dense, span, units)
+    return units.get().astype(np.int64)
+
+
+def _over_chunks(entry: str, dense, span: int, *arguments: Any) -> None:
+    """Run an entry of the kernel with a warp for each chunk."""
+    m, k = dense.shape
+    grid = (-(-k // span), -(-m // STRIP))
+    kernel = loader.function(NAME, entry, (("SPAN", span),))
+    kernel(grid, (32,), (dense, m, k, dense.strides[0] // dense.itemsize, *arguments))
 
 
 def refuses(dtype: DType, n: int) -> str | None:

@@ -10,6 +10,7 @@ import numpy as np
 STRIP = 16  # rows
 MOST_SHARED = 227 * 1024
 MANY = (1, 2, 3, 4, 5, 6, 7, 8)  # teams, parts and splits that are tried
+MOST_TILES = 8  # of a block: 64 columns
 MOST_TEAMS = {1: 8, 2: 8, 4: 5, 8: 4}  # of a block, all parts, by tiles: registers set them
 WORTH_UNEVEN = 1.08  # gain from which parts of unlike length are taken
 
@@ -71,7 +72,7 @@ def configs(
 
     `most_waiting`: how many blocks may wait for one another's sums, as in `block_sums`.
     """
-    tiles = 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
+    tiles = 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else MOST_TILES
     found = []
     for stages, splits, teams, parts in itertools.product((4, 3, 2), MANY, MANY, MANY):
         blocks = -(-layout.strips // (4 * teams)) * splits
@@ -84,9 +85,14 @@ def configs(
             config = Config(*shape)  # type: ignore[arg-type]
             if config.shared_memory(layout.stage_bytes) <= most_shared:
                 found.append((_microseconds(layout, config, sms), config))
-    if not found:  # very full chunks: two teams of many rows always fit
-        found.append((0.0, Config(1, 1, tiles, 1, layout.span, 2, 2, hopper)))
+    if not found:  # very full chunks
+        found.append((0.0, smallest(layout.span, tiles, hopper)))
     return [config for _, config in sorted(found, key=lambda pair: pair[0])]
+
+
+def smallest(span: int, tiles: int = MOST_TILES, hopper: bool = True) -> Config:
+    """The configuration that needs the least shared memory."""
+    return Config(1, 1, tiles, 1, span, 2, 2, hopper)
 
 
 def _panels(layout, parts: int):

@@ -20,6 +20,9 @@ DTYPES = ("float16", "bfloat16", "int8")  # those that mma.sp takes on every chi
 Tile = tuple[int, int, int, tuple[int, int, int], int]
 LINE = 128  # bytes of a row of A, or of a column of b, in a box of the TMA
 LEAST_STAGES = 2
+# Stages of a settled A that are asked for before b may be read, by columns of a tile: with more, b
+# waits behind them (docs/benchmarks/log_few_tokens.rst, "Weights that are settled").
+AHEAD = {8: 4, 16: 3, 24: 3, 32: 2, 40: 2, 48: 2}
 FEW_BLOCKS = 2  # on a multiprocessor; see `configs`
 BESIDE = 1 << 10  # bytes of shared memory that each block takes beside its own
 
@@ -159,6 +162,11 @@ def tiles(problem: Problem, config: Config) -> int:
     return -(-problem.m // config.m) * problem.batch
 
 
+def stages_ahead(problem: Problem, config: Config) -> int:
+    """Of a settled A, before b: not all of a tile, if it has several."""
+    return max(1, min(AHEAD[config.n], -(-problem.k // config.k) - 1))
+
+
 def predict(problem: Problem, config: Config, chip: dict) -> float:
     """Seconds: a launch, and a time of memory's and of a block's, neither of which hides the other.
 
@@ -194,12 +202,15 @@ def defines(problem: Problem, config: Config, epilogue: Fused) -> loader.Defines
 class _Launcher(Launcher):
     """A compiled specialisation."""
 
+    reads_early = True  # what is settled, while the kernel before it ends
+
     def __init__(self, problem: Problem, config: Config, epilogue: Fused):
         from sparse24._arrays import cupy_module
 
         super().__init__()
         self._problem, self._config = problem, config
         self._itemsize = TABLE[problem.dtype].itemsize
+        self._ahead = stages_ahead(problem, config)
         size = config.shared_memory(self._itemsize)
         kernel = loader.function(NAME, NAME, defines(problem, config, epilogue), shared_memory=size)
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
@@ -209,8 +220,9 @@ class _Launcher(Launcher):
     def bind(self, a: Compressed24, b, out, stream: int) -> Launch:
         shape = sparse_tile.shape_block(a, b, out)
         maps = self._values_map(a.values), self._b_map(b)
-        pointers = pointer(a.packed), pointer(out)
-        return Launch(*self._sizes, (*maps, *pointers, shape, epilogues.NO_PARAMS), early=True)
+        ahead = np.array([self._ahead if a.settled else 0], np.int32)
+        others = pointer(a.packed), pointer(out), ahead, shape, epilogues.NO_PARAMS
+        return Launch(*self._sizes, (*maps, *others), early=True)
 
     def _values_map(self, values) -> np.ndarray:
         return self._map(values, -1, -2, self._config.m)

@@ -34,6 +34,12 @@ class Launched(NamedTuple):
     b: Any
     out: Any
     epilogue: Fused
+    settled: bool = False  # whether kernels may read `a` early, when this is repeated
+
+    @property
+    def waits(self) -> bool:
+        """Whether the kernel waits before it reads `a`, which of a settled one it would not."""
+        return not self.settled and getattr(self.launcher, "reads_early", False)
 
 
 def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> Launched | None:
@@ -77,7 +83,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         _foreign.make_current()
     else:
         launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
-    launched.launcher(*launched[1:])
+    launched.launcher(launched.a, launched.b, launched.out, launched.epilogue)
     if aux is not None:
         _copy_back(epilogue.aux, aux)
     if _copy_back(flat_out, out):

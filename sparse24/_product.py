@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _cuda_graphs, _dispatch, _foreign, _replay, _shared_plans
+from sparse24 import _arrays, _cuda_graphs, _dispatch, _foreign, _replay, _settled, _shared_plans
 from sparse24._errors import ShapeError
 from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._promotion import promoted_integers
-from sparse24._records import Fused, Operand24
+from sparse24._ready import ReadyProduct
+from sparse24._records import Compressed24, Fused, Operand24
 from sparse24._target import Result, given, vector_type
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
@@ -65,28 +66,42 @@ def _anew(
     a: Operand24, x, out, call: Call, plans: Plans | None, key: tuple | None, *, from_left: bool
 ):
     """A product without a remembered launch: check it, compute it by `_dispatch`, remember it."""
-    call, alike = with_own_type(call, x), None
+    call, alike, record = with_own_type(call, x), None, a.multiplied(from_left=from_left)
+    settled = record is not None and _settled.is_settled(record, x)
     if plans is not None and key is not None:
-        alike = _shared_plans.key_of(a, x, out, call, key, from_left=from_left)
+        facts = {"from_left": from_left, "settled": settled}
+        alike = _shared_plans.key_of(a, x, out, call, key, **facts)
         ready = _shared_plans.find(alike, a, x, out, call, from_left=from_left)
         if ready is not None:
-            _replay.keep(plans, key, ready)
+            _keep(plans, key, ready, record, x)
             if _replay.can_repeat(ready, x):
                 return _replay.repeat(ready, x, out, call)
     with _foreign.stream_of(x):
-        with _cuda_graphs.keeping(a.multiplied(from_left=from_left), x):  # it may be converted
+        with _cuda_graphs.keeping(record, x):  # it may be converted
             matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
         launched = _dispatch.fill(laid.a, laid.b, laid.out, laid.epilogue, call, laid.types)
         product = restore(_without(laid.target, laid.dropped)) if out is None else out
     if plans is not None and key is not None and launched is not None and as_given:
+        launched = launched._replace(settled=settled)
         types = replace(laid.types, out=None)
         make_epilogue = EpilogueMaker(types, laid.dropped, *laid.shapes, *laid.vectors)
         plan = _replay.remember(
             plans, key, launched, x, product, call, make_epilogue, from_left=from_left
         )
-        _shared_plans.share(alike, plan, launched, make_epilogue)
+        if _shared_plans.share(alike, plan, launched, make_epilogue):
+            _keep(plans, key, plan, record, x)
     return product
+
+
+def _keep(plans: Plans, key: tuple, plan: ReadyProduct, record: Compressed24 | None, x) -> None:
+    """Remember what is shared, but for what may yet be planned better: once `record` is settled."""
+    if plan.waits and record is not None:
+        with _foreign.stream_of(x):
+            if _settled.will_settle(record):
+                plans.pop(key, None)
+                return
+    _replay.keep(plans, key, plan)
 
 
 def _is_stack(x) -> bool:

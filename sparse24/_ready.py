@@ -133,6 +133,7 @@ class ReadyProduct(Ready):
             refusals=_refusals(launched), always=epilogue.aux is not None,
         )  # fmt: skip
         self._record = a  # kept alive, as the arrays of the epilogue are not
+        self.settled, self.waits = launched.settled, launched.waits
 
 
 def _refusals(launched: Launched) -> list[Refusal]:
@@ -190,7 +191,7 @@ def by_address(bind: Callable[..., Any], *operands: Any) -> Callable[..., list[A
 def product_by_address(launched: Launched) -> Callable[..., list[Launch]]:
     """A product with a plain epilogue as a layout of its values, codes, b and out."""
     record, bind = launched.a, launched.launcher.bind
-    facts = record.shape, record.dtype
+    facts = record.shape, record.dtype, launched.settled
 
     def bind_views(values: View, codes: View, b: View, out: View, stream: int) -> Launch:
         return bind(records.Compressed24(values, None, codes, *facts), b, out, stream)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparse24._dtypes import DType
 
-MASKS, EXPERTS = "masks", "experts"  # keys of `Compressed24.derived`
+MASKS, EXPERTS, MAKING = "masks", "experts", "making"  # keys of `Compressed24.derived`
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,10 @@ class Compressed24:
     derived : dict
         Other layouts of the same elements, made by kernels that need them
         (``kernels/pieces.py``, and under `MASKS` ``kernels/cpu_expanded.py``); under `EXPERTS`
-        the matrices of a batch that were multiplied one by one, by number.
+        the matrices of a batch that were multiplied one by one, by number; under `MAKING` what
+        `_settled` knows of the end of its making.
+    settled : bool
+        Whether a kernel may read the arrays while the one before it still runs.
     """
 
     values: Any
@@ -44,6 +47,7 @@ class Compressed24:
     packed: Any
     shape: tuple[int, ...]
     dtype: DType
+    settled: bool = False
     derived: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def viewed(

@@ -37,11 +37,12 @@ _known: dict[tuple, _Shared] = {}
 
 
 def key_of(
-    a: Operand24, x: Any, out: Any, call: Call, key: tuple | None, *, from_left: bool
-) -> tuple | None:
+    a: Operand24, x: Any, out: Any, call: Call, key: tuple | None,
+    *, from_left: bool, settled: bool = False,
+) -> tuple | None:  # fmt: skip
     """All that a plan depends on but for addresses; None where none is shared, as on the CPU.
 
-    `key` is the signature of the call.
+    `key` is the signature of the call; `settled` as of `Launched`.
     """
     record = a.multiplied(from_left=from_left)
     if type(x) is np.ndarray or record is None or record.packed is None:
@@ -49,7 +50,7 @@ def key_of(
     if call is not NO_OPTIONS:  # it may have addresses of vectors
         key = _replay.signature(x, out, call, from_left=from_left, placed=False)
     parts = (_replay.layout_of(part) for part in (record.values, record.packed))
-    return key and (*key, a.dense is None, record.shape, record.dtype.name, *parts)
+    return key and (*key, settled, a.dense is None, record.shape, record.dtype.name, *parts)
 
 
 def find(
@@ -76,11 +77,12 @@ def find(
 def share(
     key: tuple | None, plan: Any, launched: Launched,
     make_epilogue: Callable[[Call, Any], Fused],
-) -> None:  # fmt: skip
-    """Let other arrays take what was planned for one, if that is a single launch."""
+) -> bool:  # fmt: skip
+    """Let other arrays take what was planned for one, if that is a single launch; says whether."""
     if key is None or not isinstance(plan, ReadyProduct):
-        return
+        return False
     views = {"b": View(launched.b), "out": View(launched.out)}
     bare = launched._replace(a=None, epilogue=PLAIN, **views)
     shared = _Shared(bare, plan.allocate, make_epilogue, plan.layout)
     remember(_known, key, shared, MOST)
+    return True

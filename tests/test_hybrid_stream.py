@@ -13,6 +13,7 @@ from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
 from sparse24._to_hybrid import hybrid
 from sparse24.kernels import hybrid_stream
+from sparse24.kernels.chip import chip
 
 pytestmark = pytest.mark.stem("hybrid_stream")
 
@@ -86,6 +87,14 @@ def test_what_is_tried_fits(n, shape, most_shared, most_waiting):
         assert -(-layout.strips // found[0].height) * found[0].splits <= 132
 
 
+@pytest.mark.parametrize("tiles", [1, 2, 4, 8])
+def test_the_smallest_way_fits_every_chip(tiles):
+    """Chunks of the least width, full of non-zeros: 16 rows of words of 128 columns."""
+    full = 384 + 32 * 128
+    smallest = hybrid_stream.smallest(hybrid_stream.LEAST_SPAN, tiles)
+    assert smallest.shared_memory(full) <= 99 << 10  # of compute capabilities 8.6, 8.9 and 12.0
+
+
 def test_refuses_in_words():
     assert hybrid_stream.refuses(lookup("float16"), 64) is None
     assert "float32" in hybrid_stream.refuses(lookup("float32"), 4)
@@ -117,6 +126,23 @@ def test_a_matrix_without_elements(n):
     out = cupy.full((333, n), cupy.nan, np.float16)
     hybrid_stream.product(layout, cupy.ones((1111, n), np.float16), out)
     assert not out.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [8, 64])
+def test_a_full_row_fits_chips_with_little_shared_memory(rng, monkeypatch, n):
+    """By its density alone the matrix would get chunks of 256 columns, 139 KB by 64."""
+    cupy = _arrays.cupy_module()
+    small = chip()._replace(most_shared=99 << 10, compute_capability="86")
+    monkeypatch.setattr(hybrid_stream, "chip", lambda device: small)
+    w = np.zeros((1000, 1100), np.float16)
+    w[32:48] = rng.integers(1, 4, (16, 1100))
+    b = rng.integers(-2, 3, (1100, n)).astype(np.float16)
+    layout = hybrid_stream.prepare(cupy.asarray(w), lookup("float16"), 0.016)
+    assert layout.span == hybrid_stream.LEAST_SPAN
+    out = cupy.full((1000, n), cupy.nan, np.float16)
+    hybrid_stream.product(layout, cupy.asarray(b), out)
+    np.testing.assert_array_equal(out.get(), (w.astype(np.int64) @ b).astype(np.float16))
 
 
 @pytest.mark.gpu

@@ -12,7 +12,8 @@
 // Stages are those of sparse_tile.cuh, whose swizzle is that of the TMA.  What lies outside of A and b comes as zeros.
 //
 // The kernel before this one may have written A, so that one has to end before A is read.  It writes to the L2 cache,
-// however, so blocks that start earlier bring the first stages of A there meanwhile.
+// however, so blocks that start earlier bring the first stages of A there meanwhile.  Where the caller knows that all that
+// wrote to A has ended, `ahead` stages of it go to shared memory at once.
 //
 // Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
 //
@@ -64,38 +65,57 @@ inline void prefetch_bytes(const char* from, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
 }
 
+// The barrier of a stage that tells that it has been filled; those of the ring come first.
+inline unsigned full_barrier(unsigned shared, const Ring::Position& at) {
+    return shared + kBarriersAt + 8 * at.stage;
+}
+
 // What one thread asks of the TMA.
 struct Producer {
     const TensorMap &values, &b;
     const char* packed;
     const Shape& s;
 
-    void bring_near(const Place& tile) const {
-        for (int k0 = 0; k0 < min(s.k, kAhead * TILE_K); k0 += TILE_K) {
+    // The first stages of A of the block's first tile, but for those that are on their way.
+    void bring_near(int begun) const {
+        const Place tile = place_of(blockIdx.x, s);
+        for (int k0 = begun * TILE_K; k0 < min(s.k, kAhead * TILE_K); k0 += TILE_K) {
             each_box_of_a(tile, k0, [&](int, int x, int y, int z) { prefetch_box(values, x, y, z); });
             each_atom(tile, k0, [&](int, const char* from) { prefetch_bytes(from, TILE_M * 16); });
         }
     }
-    void run(const Ring& ring, unsigned shared) const {
+    // Up to `ahead` stages of A of the block's first tile; returns how many.
+    int begin(const Ring& ring, unsigned shared, int ahead) const {
         Ring::Position at;
-        const int bytes = kABytes + kMetaBytes + kBBoxes * 128 * s.n;
+        const int stages = min(min(ahead, STAGES), (s.k + TILE_K - 1) / TILE_K);
+        for (int i = 0; i < stages; ++i, at.advance())
+            load_a(shared, at, place_of(blockIdx.x, s), i * TILE_K, ring.acquire(at, bytes()));
+        return stages;
+    }
+    // All stages; of the first `begun` only b is missing.
+    void run(const Ring& ring, unsigned shared, int begun) const {
+        Ring::Position at;
         each_tile(s, [&](const Place& tile) {
-            for (int k0 = 0; k0 < s.k; k0 += TILE_K) {
-                const unsigned barrier = ring.acquire(at, bytes);
-                load(shared + at.stage * kStageBytes, tile, k0, barrier);
-                at.advance();
+            for (int k0 = 0; k0 < s.k; k0 += TILE_K, at.advance(), --begun) {
+                if (begun <= 0) load_a(shared, at, tile, k0, ring.acquire(at, bytes()));
+                load_b(shared, at, tile, k0);
             }
         });
     }
 
   private:
-    void load(unsigned stage, const Place& tile, int k0, unsigned barrier) const {
+    int bytes() const { return kABytes + kMetaBytes + kBBoxes * 128 * s.n; }
+    void load_a(unsigned shared, const Ring::Position& at, const Place& tile, int k0, unsigned barrier) const {
+        const unsigned stage = shared + at.stage * kStageBytes;
         each_box_of_a(tile, k0, [&](int i, int x, int y, int z) {
             hopper::load_box(stage + i * TILE_M * 128, values, x, y, z, barrier);
         });
         each_atom(tile, k0, [&](int i, const char* from) {
             hopper::load_bytes(stage + kABytes + i * TILE_M * 16, from, TILE_M * 16, barrier);
         });
+    }
+    void load_b(unsigned shared, const Ring::Position& at, const Place& tile, int k0) const {
+        const unsigned stage = shared + at.stage * kStageBytes, barrier = full_barrier(shared, at);
 #pragma unroll
         for (int i = 0; i < kBBoxes; ++i)
             hopper::load_box(stage + kBAt + i * TILE_N * 128, b, k0 + i * kBox, 0, s.b_batch ? tile.batch : 0, barrier);
@@ -145,20 +165,23 @@ inline void clear_b(char* shared) {
 
 extern "C" __global__ void __launch_bounds__(kAllThreads, BLOCKS)
 sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b, const char* packed,
-              Out::type* out, const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
+              Out::type* out, int ahead, const __grid_constant__ Shape s,
+              const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
     const Ring ring(shared_address(shared) + kBarriersAt);
     const Producer producer{values, b, packed, s};
     const bool fetches = threadIdx.x >= kThreads;
+    int begun = 0;  // stages of A that are on their way
     let_next_start();
     if (fetches && hopper::elected()) {
         ring.init();
         hopper::prefetch_map(b);
-        producer.bring_near(place_of(blockIdx.x, s));
+        begun = producer.begin(ring, shared_address(shared), ahead);
+        producer.bring_near(begun);
     }
     if (s.n < TILE_N) clear_b(shared);
     __syncthreads();
     wait_for_previous();
     if (!fetches) consume(ring, s, shared, out, p);
-    else if (hopper::elected()) producer.run(ring, shared_address(shared));
+    else if (hopper::elected()) producer.run(ring, shared_address(shared), begun);
 }

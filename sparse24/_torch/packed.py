@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _replay
+from sparse24 import _arrays, _replay, _settled
 from sparse24._moved_layout import Last
 from sparse24._options import NO_OPTIONS, Epilogue
 from sparse24._ready import Ready, ReadyProduct
@@ -142,7 +142,7 @@ class Packed:
         """The prepared product ``x @ weight.T + bias`` for tensors like x (..., k), if any."""
         key = _layout(x)
         plan = _replay.find(self._plans, key, x)
-        return self._as_others(key) if plan is None and key is not None else plan
+        return self._as_others(key, x) if plan is None and key is not None else plan
 
     def multiply(self, x: Tensor) -> Tensor:
         """``x @ weight.T + bias`` for x (..., k), which is prepared for the next one like it."""
@@ -161,9 +161,10 @@ class Packed:
     # serves the others, with their addresses.  `_shared_plans` has that for all arrays and options,
     # which it looks at first; a layer has a bias at most, and its own.
 
-    def _as_others(self, key: tuple) -> Ready | None:
+    def _as_others(self, key: tuple, x: Tensor) -> Ready | None:
         """The product that another layer has prepared, with the weight and the bias of this one."""
-        shared = torch_replay.find((self._kind, key))
+        settled = _settled.is_settled(self.weight._operand.stored, x)
+        shared = torch_replay.find((self._kind, settled, key))
         if shared is None:
             return None
         plan = Ready(*shared, own=self._addresses, last=self._last)
@@ -176,7 +177,7 @@ class Packed:
             return
         mine, its = (None if p is None else p.argument.tobytes() for p in (self._last, plan.last))
         if mine == its:
-            torch_replay.keep((self._kind, key), (plan.layout, plan.allocate))
+            torch_replay.keep((self._kind, plan.settled, key), (plan.layout, plan.allocate))
 
     @functools.cached_property
     def _kind(self) -> tuple:

@@ -1,0 +1,215 @@
+"""Matrices that are read while the kernel before a product still runs, and never too early."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _arrays, _settled
+from sparse24._records import MAKING, Compressed24
+
+M, K = 4096, 4096
+
+
+# --- without a GPU ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """What the device would answer: whether a graph is captured, and all was done."""
+    state = SimpleNamespace(capturing=False, done=False, events=0)
+
+    class Event:
+        done = property(lambda self: state.done)
+
+        def __init__(self, disable_timing):
+            assert disable_timing
+
+        def record(self):
+            state.events += 1
+
+    cupy = SimpleNamespace(cuda=SimpleNamespace(Event=Event))
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: cupy)
+    monkeypatch.setattr(_arrays, "is_capturing", lambda: state.capturing)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: state.capturing)
+    return state
+
+
+def record() -> Compressed24:
+    A = s24.random((4, 8), rng=0)
+    return Compressed24(A.values, A.metadata, None, A.shape, A._dtype)
+
+
+def test_settled_once_the_device_says_so(device):
+    a = record()
+    assert not _settled.is_settled(a, None)  # never multiplied
+    assert _settled.will_settle(a)
+    assert _settled.will_settle(a)
+    assert device.events == 1
+    assert not _settled.is_settled(a, None)
+    device.done = True
+    assert _settled.is_settled(a, None)
+    device.done, device.capturing = False, True
+    assert _settled.is_settled(a, None)  # known for good
+
+
+def test_a_capture_asks_nothing_of_the_device(device):
+    a = record()
+    assert _settled.will_settle(a)
+    device.done = device.capturing = True
+    assert not _settled.is_settled(a, None)
+    device.capturing = False
+    assert _settled.is_settled(a, None)
+
+
+def test_what_a_graph_may_make_never_settles(device):
+    a = record()
+    device.capturing = device.done = True
+    assert not _settled.will_settle(a)
+    device.capturing = False
+    assert not _settled.will_settle(a)
+    assert not _settled.is_settled(a, None)
+    assert device.events == 0
+
+
+def test_views_are_settled_with_the_whole(device):
+    a = record()
+    view = a.viewed(a.values[None], a.metadata[None], None, (1,))
+    assert _settled.will_settle(view)
+    device.done = True
+    assert _settled.is_settled(a, None)
+    assert _settled.is_settled(view, None)
+
+
+# --- on a GPU -----------------------------------------------------------------------------
+
+
+def gpu_test(function):
+    return pytest.mark.gpu(pytest.mark.stem("sparse_decode")(function))
+
+
+def whole(rng, *shape) -> np.ndarray:
+    """Small integers, whose products are exact in float16."""
+    return rng.integers(-2, 3, shape).astype(np.float16)
+
+
+def state_of(A) -> object:
+    return A._operand.rows.derived.get(MAKING)
+
+
+@gpu_test
+def test_the_second_product_is_planned_for_a_settled_matrix(rng):
+    cupy = pytest.importorskip("cupy")
+    A = s24.compress(cupy.asarray(s24.prune(whole(rng, M, K))))
+    b = cupy.asarray(whole(rng, 8, K)).T
+    results = []
+    for known in (0, 1, 1):
+        results.append(s24.matmul(A, b, algorithm="sparse_decode"))
+        assert len(A._plans) == known
+        cupy.cuda.Device().synchronize()
+    assert state_of(A) is True
+    assert all(plan.settled for plan in A._plans.values())
+    other = s24.compress(A.toarray())
+    other._operand.rows.derived[MAKING] = False
+    want = s24.matmul(other, b, algorithm="sparse_decode")
+    assert not next(iter(other._plans.values())).settled
+    assert all((got == want).all() for got in results)
+
+
+@gpu_test
+@pytest.mark.parametrize("shape", [(4096, 4096), (1000, 144), (16, 8192), (50, 32)])
+@pytest.mark.parametrize("n", [1, 7, 8, 16, 17, 40, 48])
+@pytest.mark.parametrize("dtype", [np.float16, np.int8])
+def test_b_is_read_only_once_it_is_written(rng, shape, n, dtype):
+    """Each b comes from a kernel just before, and then is overwritten."""
+    cupy = pytest.importorskip("cupy")
+    w, x = s24.prune(whole(rng, *shape)).astype(dtype), whole(rng, n, shape[1]).astype(dtype)
+    A, given = s24.compress(cupy.asarray(w)), cupy.asarray(x)
+    for _ in range(2):
+        s24.matmul(A, given.T, algorithm="sparse_decode")
+        cupy.cuda.Device().synchronize()
+    b, out = cupy.zeros_like(given), []
+    for _ in range(20):
+        b[...] = given
+        out.append(s24.matmul(A, b.T, algorithm="sparse_decode"))
+        b[...] = 0
+    assert state_of(A) is True
+    want = w.astype(np.float64) @ x.T.astype(np.float64)
+    for got in out:
+        np.testing.assert_array_equal(got.get().astype(np.float64), want)
+
+
+@gpu_test
+def test_a_new_matrix_in_the_memory_of_a_settled_one(rng):
+    """Compressed just before the product, at the addresses of one that was settled."""
+    cupy = pytest.importorskip("cupy")
+    b = cupy.asarray(whole(rng, 8, K)).T
+    weights = [cupy.asarray(s24.prune(whole(rng, M, K))) for _ in range(3)]
+    want = [w.astype(np.float32) @ b.astype(np.float32) for w in weights]
+    places = set()
+    for turn in range(30):
+        A = s24.compress(weights[turn % 3], on_excess="prune")  # which does not wait
+        places.add(A.values.data.ptr)
+        for _ in range(1 + turn % 2 * 2):  # once, or until it is settled
+            got = s24.matmul(A, b, algorithm="sparse_decode")
+            if turn % 2:
+                cupy.cuda.Device().synchronize()
+        assert (got == want[turn % 3]).all()
+        assert (state_of(A) is True) == bool(turn % 2)
+        del A
+    assert len(places) < 30
+
+
+@gpu_test
+def test_a_matrix_that_a_graph_makes(rng):
+    cupy = pytest.importorskip("cupy")
+    dense, b = cupy.zeros((M, K), np.float16), cupy.asarray(whole(rng, 8, K)).T
+    out = cupy.empty((M, 8), np.float16)
+    weights = [cupy.asarray(s24.prune(whole(rng, M, K))) for _ in range(2)]
+
+    def step():
+        A = s24.compress(dense, on_excess="prune")
+        s24.matmul(A, b, out, algorithm="sparse_decode")
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        for _ in range(2):
+            step()
+        stream.begin_capture()
+        step()
+        graph = stream.end_capture()
+        for turn in range(10):
+            dense[...] = weights[turn % 2]
+            graph.launch(stream)
+            want = weights[turn % 2].astype(np.float32) @ b.astype(np.float32)
+            assert (out == want).all()
+
+
+@gpu_test
+def test_a_settled_matrix_in_a_graph(rng):
+    """Products of one graph, each with what the one before it has written."""
+    cupy = pytest.importorskip("cupy")
+    w = np.zeros((K, K), np.float16)
+    w[np.arange(K), np.roll(np.arange(K), 1)] = 1  # moves rows by one
+    A = s24.compress(cupy.asarray(w))
+    first = cupy.asarray(whole(rng, 8, K))
+    xs = [cupy.zeros_like(first) for _ in range(9)]
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        for _ in range(2):
+            s24.matmul(first, A.T, xs[1], algorithm="sparse_decode")
+            stream.synchronize()
+        stream.begin_capture()
+        for x, y in itertools.pairwise(xs):
+            s24.matmul(x, A.T, y, algorithm="sparse_decode")
+        graph = stream.end_capture()
+        assert state_of(A) is True
+        for shift in range(5):
+            xs[0][...] = cupy.roll(first, shift, axis=1)
+            for x in xs[1:]:
+                x.fill(cupy.nan)
+            graph.launch(stream)
+            want = cupy.roll(first, shift + len(xs) - 1, axis=1)
+            np.testing.assert_array_equal(xs[-1].get(), want.get())
