@@ -62,6 +62,22 @@ def test_matrices_of_more_rows_than_a_grid_has(rng, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("zeros", [0.7, 0.9995])
+def test_more_columns_than_kernels_count_go_in_parts(rng, monkeypatch, zeros):
+    import cupy
+
+    monkeypatch.setattr(hybrid_dispatch, "MOST_COLUMNS", 40)
+    w = (rng.integers(-3, 4, (70, 90)) * (rng.random((70, 90)) > zeros)).astype(np.float16)
+    b = rng.integers(-2, 3, (90, 130)).astype(np.float16)
+    h = hybrid(cupy.asarray(w))
+    for _ in range(2):
+        np.testing.assert_array_equal((h @ cupy.asarray(b)).get(), w @ b)
+        out = cupy.full((130, 70), np.nan, np.float16).T
+        h.matmul(cupy.asarray(b), out=out)
+        np.testing.assert_array_equal(out.get(), w @ b)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
 @pytest.mark.parametrize("n", [1, 3, 60, 100, 128, 256, 300])
 def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):

@@ -19,6 +19,8 @@ from sparse24._moved_layout import laying_out
 from sparse24._records import PLAIN, Problem
 from sparse24.kernels.dense import BoundDense
 
+MOST_COLUMNS = 1 << 30  # of b in one product: kernels count them in 32 bits with a sign
+
 
 def result_dtype(dtype: _dtypes.DType) -> np.dtype:
     return _dtypes.numpy_dtype(dtype.result)
@@ -39,6 +41,11 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
         return None
     if h.device == "cpu":
         hybrid_on_cpu.multiply(h, b, out, choose(h, b, algorithm, balance))
+        return None
+    if b.shape[1] > MOST_COLUMNS:
+        for first in range(0, b.shape[1], MOST_COLUMNS):
+            part = slice(first, first + MOST_COLUMNS)
+            multiply(h, b[:, part], out[:, part], algorithm, balance)
         return None
     _foreign.make_current()
     path = choose(h, b, algorithm, balance)
