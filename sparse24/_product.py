@@ -67,7 +67,7 @@ def _anew(
 ):
     """A product without a remembered launch: check it, compute it by `_dispatch`, remember it."""
     call, alike, record = with_own_type(call, x), None, a.multiplied(from_left=from_left)
-    settled = record is not None and _settled.is_settled(record, x)
+    settled = record is not None and _settled.is_settled(record)
     if plans is not None and key is not None:
         facts = {"from_left": from_left, "settled": settled}
         alike = _shared_plans.key_of(a, x, out, call, key, **facts)

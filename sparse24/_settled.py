@@ -6,42 +6,88 @@ making of a matrix has ended, a product can read it at once, and only waits befo
 other operand.
 
 The first product of a matrix is enqueued behind all that makes it, on whatever stream that was.
-Behind the product comes an event.  When a later one is planned the event is looked at, without
-waiting.
+With the product goes an event, which is looked at when a later one is planned; nothing waits for
+it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 from sparse24 import _arrays
 from sparse24._records import MAKING, Compressed24
 
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED (cuda.h)
 
-def is_settled(record: Compressed24, x: Any) -> bool:
-    """Whether the making of a matrix is known to have ended; while a graph is captured, from `x`'s
-    stream, what was known before."""
-    state = record.derived.get(MAKING)
-    if state is None or isinstance(state, bool):
-        return state is True
-    if _arrays.captures_work_on(x) or not state.done:
-        return False
-    record.derived[MAKING] = True
-    return True
+
+class Making:
+    """What is known of the end of all that makes a matrix.
+
+    Parameters
+    ----------
+    event : cupy.cuda.Event or None
+        Behind it; None if it may be made anew.
+    """
+
+    __slots__ = ("_event", "_has_ended")
+
+    def __init__(self, event: Any):
+        self._event, self._has_ended = event, False
+
+    @classmethod
+    def before_now(cls) -> Making:
+        """Of a matrix that is made before what CuPy's current stream does next.
+
+        While that is captured the matrix may be made by the graph, anew at every replay.
+        """
+        return cls(None if _arrays.is_capturing() else _recorded())
+
+    @property
+    def may_end(self) -> bool:
+        return self._event is not None
+
+    def has_ended(self) -> bool:
+        if not self._has_ended and self._event is not None:
+            with _relaxed():
+                self._has_ended = self._event.done
+        return self._has_ended
+
+
+def is_settled(record: Compressed24) -> bool:
+    """Whether the making of a matrix is known to have ended."""
+    making = record.derived.get(MAKING)
+    return making is not None and making.has_ended()
 
 
 def will_settle(record: Compressed24) -> bool:
-    """Whether a later call may find the matrix settled; behind a product on CuPy's current stream.
-
-    Never if its first product is captured: then a graph may make it, anew at every replay.
-    """
+    """Whether a later call may find a matrix settled that CuPy's current stream multiplies next."""
     if MAKING not in record.derived:
-        record.derived[MAKING] = False if _arrays.is_capturing() else _event()
-    return record.derived[MAKING] is not False
+        record.derived[MAKING] = Making.before_now()
+    return record.derived[MAKING].may_end
 
 
-def _event() -> Any:
+def _recorded() -> Any:
     """An event behind all that is enqueued on CuPy's current stream."""
     event = _arrays.cupy_module().cuda.Event(disable_timing=True)
     event.record()
     return event
+
+
+@contextlib.contextmanager
+def _relaxed() -> Iterator[None]:
+    """Captures allow this thread to ask for an event that was recorded before them."""
+    exchange, mode = _exchange_mode(), ctypes.c_int(RELAXED)
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
+@functools.cache
+def _exchange_mode() -> Any:
+    return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode

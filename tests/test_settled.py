@@ -21,13 +21,16 @@ M, K = 4096, 4096
 @pytest.fixture
 def device(monkeypatch):
     """What the device would answer: whether a graph is captured, and all was done."""
-    state = SimpleNamespace(capturing=False, done=False, events=0)
+    state = SimpleNamespace(capturing=False, done=False, events=0, modes=[])
 
     class Event:
-        done = property(lambda self: state.done)
-
         def __init__(self, disable_timing):
             assert disable_timing
+
+        @property
+        def done(self):
+            assert len(state.modes) % 2  # between an exchange and the next one
+            return state.done
 
         def record(self):
             state.events += 1
@@ -35,7 +38,7 @@ def device(monkeypatch):
     cupy = SimpleNamespace(cuda=SimpleNamespace(Event=Event))
     monkeypatch.setattr(_arrays, "cupy_module", lambda: cupy)
     monkeypatch.setattr(_arrays, "is_capturing", lambda: state.capturing)
-    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: state.capturing)
+    monkeypatch.setattr(_settled, "_exchange_mode", lambda: state.modes.append)
     return state
 
 
@@ -46,24 +49,16 @@ def record() -> Compressed24:
 
 def test_settled_once_the_device_says_so(device):
     a = record()
-    assert not _settled.is_settled(a, None)  # never multiplied
+    assert not _settled.is_settled(a)  # never multiplied
     assert _settled.will_settle(a)
     assert _settled.will_settle(a)
     assert device.events == 1
-    assert not _settled.is_settled(a, None)
+    assert not _settled.is_settled(a)
     device.done = True
-    assert _settled.is_settled(a, None)
-    device.done, device.capturing = False, True
-    assert _settled.is_settled(a, None)  # known for good
-
-
-def test_a_capture_asks_nothing_of_the_device(device):
-    a = record()
-    assert _settled.will_settle(a)
-    device.done = device.capturing = True
-    assert not _settled.is_settled(a, None)
-    device.capturing = False
-    assert _settled.is_settled(a, None)
+    assert _settled.is_settled(a)
+    device.done = False
+    assert _settled.is_settled(a)  # known for good
+    assert len(device.modes) == 4
 
 
 def test_what_a_graph_may_make_never_settles(device):
@@ -72,7 +67,7 @@ def test_what_a_graph_may_make_never_settles(device):
     assert not _settled.will_settle(a)
     device.capturing = False
     assert not _settled.will_settle(a)
-    assert not _settled.is_settled(a, None)
+    assert not _settled.is_settled(a)
     assert device.events == 0
 
 
@@ -81,8 +76,8 @@ def test_views_are_settled_with_the_whole(device):
     view = a.viewed(a.values[None], a.metadata[None], None, (1,))
     assert _settled.will_settle(view)
     device.done = True
-    assert _settled.is_settled(a, None)
-    assert _settled.is_settled(view, None)
+    assert _settled.is_settled(a)
+    assert _settled.is_settled(view)
 
 
 # --- on a GPU -----------------------------------------------------------------------------
@@ -97,8 +92,8 @@ def whole(rng, *shape) -> np.ndarray:
     return rng.integers(-2, 3, shape).astype(np.float16)
 
 
-def state_of(A) -> object:
-    return A._operand.rows.derived.get(MAKING)
+def is_settled(A) -> bool:
+    return _settled.is_settled(A._operand.rows)
 
 
 @gpu_test
@@ -111,10 +106,10 @@ def test_the_second_product_is_planned_for_a_settled_matrix(rng):
         results.append(s24.matmul(A, b, algorithm="sparse_decode"))
         assert len(A._plans) == known
         cupy.cuda.Device().synchronize()
-    assert state_of(A) is True
+    assert is_settled(A)
     assert all(plan.settled for plan in A._plans.values())
     other = s24.compress(A.toarray())
-    other._operand.rows.derived[MAKING] = False
+    other._operand.rows.derived[MAKING] = _settled.Making(None)
     want = s24.matmul(other, b, algorithm="sparse_decode")
     assert not next(iter(other._plans.values())).settled
     assert all((got == want).all() for got in results)
@@ -137,7 +132,7 @@ def test_b_is_read_only_once_it_is_written(rng, shape, n, dtype):
         b[...] = given
         out.append(s24.matmul(A, b.T, algorithm="sparse_decode"))
         b[...] = 0
-    assert state_of(A) is True
+    assert is_settled(A)
     want = w.astype(np.float64) @ x.T.astype(np.float64)
     for got in out:
         np.testing.assert_array_equal(got.get().astype(np.float64), want)
@@ -159,7 +154,7 @@ def test_a_new_matrix_in_the_memory_of_a_settled_one(rng):
             if turn % 2:
                 cupy.cuda.Device().synchronize()
         assert (got == want[turn % 3]).all()
-        assert (state_of(A) is True) == bool(turn % 2)
+        assert is_settled(A) == bool(turn % 2)
         del A
     assert len(places) < 30
 
@@ -205,7 +200,7 @@ def test_a_settled_matrix_in_a_graph(rng):
         for x, y in itertools.pairwise(xs):
             s24.matmul(x, A.T, y, algorithm="sparse_decode")
         graph = stream.end_capture()
-        assert state_of(A) is True
+        assert is_settled(A)
         for shift in range(5):
             xs[0][...] = cupy.roll(first, shift, axis=1)
             for x in xs[1:]:

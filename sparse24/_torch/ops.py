@@ -38,6 +38,7 @@ from sparse24._torch.parts import (
     record_of,
     without_autocast,
 )
+from sparse24._torch.settled import are_settled, note
 
 FORMS = ("x@At", "x@A", "A@b", "At@b")
 
@@ -96,8 +97,9 @@ def product(
     stored = parts[2:] if turned else parts[:2]
     if not stored and bias is None and _multiplies_densely(parts[0], dense):
         return _dense_product(parts, m, k, dense, left=left)
+    settled = len(stored) > 0 and are_settled(*stored)
     key = torch_replay.product_key(parts[0], dense, bias, m, k, form) if stored else None
-    known = torch_replay.find(key)
+    known = torch_replay.find(key and (*key, settled))
     added = None if bias is None else _as_added(bias, parts[0], dense)
     if known is not None:
         return known(*stored, dense, added)
@@ -111,7 +113,11 @@ def product(
         out = result.allocate(None)
         launched = _dispatch.fill(a, b, out.T if left else out, epilogue, call, result)
         product = _foreign.to_torch(out)
-        torch_replay.remember(key, launched, product)
+        if launched is not None:
+            launched = launched._replace(settled=settled)
+            torch_replay.remember(key and (*key, settled), launched, product)
+            if launched.waits:
+                note(*stored, dense)
         return product
 
 

@@ -142,7 +142,7 @@ class Packed:
         """The prepared product ``x @ weight.T + bias`` for tensors like x (..., k), if any."""
         key = _layout(x)
         plan = _replay.find(self._plans, key, x)
-        return self._as_others(key, x) if plan is None and key is not None else plan
+        return self._as_others(key) if plan is None and key is not None else plan
 
     def multiply(self, x: Tensor) -> Tensor:
         """``x @ weight.T + bias`` for x (..., k), which is prepared for the next one like it."""
@@ -161,9 +161,9 @@ class Packed:
     # serves the others, with their addresses.  `_shared_plans` has that for all arrays and options,
     # which it looks at first; a layer has a bias at most, and its own.
 
-    def _as_others(self, key: tuple, x: Tensor) -> Ready | None:
+    def _as_others(self, key: tuple) -> Ready | None:
         """The product that another layer has prepared, with the weight and the bias of this one."""
-        settled = _settled.is_settled(self.weight._operand.stored, x)
+        settled = _settled.is_settled(self.weight._operand.stored)
         shared = torch_replay.find((self._kind, settled, key))
         if shared is None:
             return None

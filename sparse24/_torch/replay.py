@@ -20,6 +20,7 @@ from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
 from sparse24._ready import product_by_address
 from sparse24._records import Fused
+from sparse24._torch.settled import note
 from sparse24._views import View
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.call import KernelCall
@@ -101,9 +102,9 @@ def product_key(
     return form, m, k, values.dtype, bias is None, _tuning_cache.generation(), *layout(dense)
 
 
-def remember(key: tuple | None, launched: Launched | None, out: Tensor) -> None:
+def remember(key: tuple | None, launched: Launched, out: Tensor) -> None:
     """Keep what a product launched, if that can be launched again elsewhere."""
-    if launched is not None and isinstance(launched.launcher, Launcher):
+    if isinstance(launched.launcher, Launcher):
         keep(key, Product(launched, out))
 
 
@@ -111,7 +112,7 @@ class Product:
     """A prepared product of one signature."""
 
     def __init__(self, launched: Launched, out: Tensor):
-        self._by_address = product_by_address(launched)
+        self._by_address, self._waits = product_by_address(launched), launched.waits
         bias = launched.epilogue.row_bias
         self._bias = None if bias is None else View(bias)
         self._result = (tuple(out.shape), out.dtype)
@@ -122,6 +123,8 @@ class Product:
         shape, dtype = self._result
         out = dense.new_empty(shape, dtype=dtype)
         given = (values, codes, dense, out) if bias is None else (values, codes, dense, out, bias)
+        if self._waits:
+            note(values, codes, dense)
         self._launches.enqueue(dense, *[x.data_ptr() for x in given])
         return out
 

@@ -45,10 +45,9 @@ class Contender:
         external = cp.cuda.Stream.from_external(self.stream)
         torch.cuda.synchronize()
         with external, torch.cuda.stream(self.stream):
-            for _ in range(2):  # compile, load, fill caches; then with operands that are settled
-                for call in calls:
-                    call()
-                self.stream.synchronize()
+            for call in calls:  # compile, load, fill caches
+                call()
+            self.stream.synchronize()
             if library == "torch":
                 self.graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(self.graph, stream=self.stream):

@@ -1,0 +1,83 @@
+"""Packed tensors that are read early, and written in place all the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+
+torch = pytest.importorskip("torch")
+
+from sparse24._torch import settled  # noqa: E402
+from sparse24.torch import to_sparse_semi_structured  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.stem("sparse_decode")]
+M, K, N = 4096, 4096, 8
+
+
+@pytest.fixture
+def drawn(rng):
+    """Weights and tokens of small integers, whose products are exact in float16."""
+
+    def draw(*shape):
+        return rng.integers(-2, 3, shape).astype(np.float16)
+
+    weights = [torch.from_numpy(s24.prune(draw(M, K))).cuda() for _ in range(2)]
+    return weights, torch.from_numpy(draw(N, K)).cuda()
+
+
+def layer_of(weight):
+    layer = torch.nn.Linear(K, M, bias=False, device="cuda", dtype=torch.float16)
+    packed = to_sparse_semi_structured(weight)
+    layer.weight = torch.nn.Parameter(packed, requires_grad=False)
+    return layer
+
+
+def product(x, weight):
+    return (x.double() @ weight.double().T).half()
+
+
+@torch.no_grad()
+def test_a_layer_that_is_written_in_place(drawn):
+    weights, x = drawn
+    layer, others = layer_of(weights[0]), [to_sparse_semi_structured(w) for w in weights]
+    for turn in range(12):
+        layer.weight.copy_(others[turn % 2])
+        for _ in range(1 + turn % 3):
+            assert torch.equal(layer(x), product(x, weights[turn % 2]))
+        torch.cuda.synchronize()
+        assert not settled.are_settled(*others[0].parts)
+        assert settled.are_settled(*layer.weight.parts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("warm", [1, 3])
+def test_a_layer_in_a_graph(drawn, warm):
+    (weight, _), x = drawn
+    layer = layer_of(weight)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(warm):
+            layer(x)
+    torch.cuda.synchronize()
+    graph, given = torch.cuda.CUDAGraph(), x.clone()
+    with torch.cuda.graph(graph, stream=stream):
+        y = layer(given)
+        z = layer(y - y + given)
+    assert settled.are_settled(*layer.weight.parts)
+    for shift in range(4):
+        given.copy_(x.roll(shift, 0))
+        graph.replay()
+        for got in (y, z):
+            assert torch.equal(got, product(given, weight))
+
+
+@torch.inference_mode()
+def test_inference_tensors_are_never_settled(drawn):
+    (weight, _), x = drawn
+    packed = to_sparse_semi_structured(weight)
+    for _ in range(3):
+        assert torch.equal(torch.nn.functional.linear(x, packed), product(x, weight))
+        torch.cuda.synchronize()
+    assert not settled.are_settled(*packed.parts)
