@@ -143,6 +143,8 @@ def test_a_product_is_prepared_for_each_layout(monkeypatch):
     x = torch.randn(8, 64, device="cuda", dtype=torch.float16)
     with torch.no_grad():
         layer(x)
+        torch.cuda.synchronize()
+        layer(x)  # now the packed weight is settled
     known = layer._packed.known(x)
     assert known is not None
     assert layer._packed.known(torch.ones_like(x)) is known
