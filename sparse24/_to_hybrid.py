@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _check, _devices
+from sparse24 import _arrays, _check, _foreign
 
 
 def hybrid(w, *, n_hint: int | None = None, dtype=None):
@@ -77,5 +77,6 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     from sparse24.formats.hybrid import HybridArray
 
     n_hint = None if n_hint is None else _check.whole(n_hint, argument="n_hint", least=1)
-    with _devices.on_device_of(w):
+    home = w.data if _arrays.is_cupyx_sparse(w) else w  # where and in whose order work goes
+    with _foreign.stream_of(home):
         return HybridArray.build(w, n_hint=n_hint, dtype=dtype)
