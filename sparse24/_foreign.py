@@ -193,13 +193,14 @@ def is_torchs(x: Any) -> bool:
 
 
 def _join(x) -> None:
-    """Order CuPy's current stream after torch's."""
+    """Order CuPy's current stream after torch's, which may be that of another device."""
     import torch
 
-    ours = _arrays.cupy_module().cuda.get_current_stream().ptr
+    cuda = _arrays.cupy_module().cuda
+    ours, here = cuda.get_current_stream().ptr, cuda.runtime.getDevice()
     theirs = torch.cuda.current_stream(x.device)
-    if ours != theirs.cuda_stream:
-        _arrays.torch_stream_at(ours, x.device).wait_stream(theirs)
+    if (ours, here) != (theirs.cuda_stream, x.device.index):
+        _arrays.torch_stream_at(ours, torch.device("cuda", here)).wait_stream(theirs)
 
 
 def _cuda_view(x):

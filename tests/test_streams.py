@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _foreign
+from sparse24 import _arrays, _foreign
 from sparse24.formats import hybrid_build
 
 
@@ -52,6 +53,43 @@ def test_a_hybrid_matrix_is_built_on_the_stream_of_its_elements(monkeypatch):
     assert ran == [True, True]
     assert s24.hybrid(W).shape == W.shape
     assert ran == [True, True, False, False]
+
+
+class Stream:
+    """One of torch's, that says for which others it waits."""
+
+    def __init__(self, address: int, device: int):
+        self.cuda_stream, self.device, self.before = address, device, []
+
+    def wait_stream(self, other) -> None:
+        self.before.append((other.cuda_stream, other.device))
+
+
+@pytest.mark.parametrize(("here", "ours", "theirs", "waits"), [
+    (0, 0, (0, 0), False),  # one stream
+    (0, 0, (9, 0), True),
+    (0, 0, (0, 1), True),  # the default streams of two devices, both at address 0
+    (1, 0, (0, 1), False),
+    (1, 7, (7, 0), True),
+])  # fmt: skip
+def test_work_on_a_tensor_follows_that_of_its_own_device(here, ours, theirs, waits, monkeypatch):
+    torch = pytest.importorskip("torch")
+    made, its = {}, Stream(*theirs)
+
+    def at(address, device):
+        return made.setdefault((address, device.index), Stream(address, device.index))
+
+    cuda = SimpleNamespace(
+        get_current_stream=lambda: SimpleNamespace(ptr=ours),
+        runtime=SimpleNamespace(getDevice=lambda: here),
+    )
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(_arrays, "torch_stream_at", at)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: its)
+    _foreign._join(SimpleNamespace(device=torch.device("cuda", theirs[1])))
+    assert {where: stream.before for where, stream in made.items()} == (
+        {(ours, here): [theirs]} if waits else {}
+    )
 
 
 @pytest.mark.gpu
