@@ -46,13 +46,14 @@ def working(monkeypatch, *parts):
 
 
 def test_a_hybrid_matrix_is_built_on_the_stream_of_its_elements(monkeypatch):
-    """Else products on the tensor's stream read tiles before they are filled."""
-    ran = working(monkeypatch, (hybrid_build, "_survey"), (hybrid_build, "_fill"))
+    """And is complete: products on other streams would read tiles before they are filled."""
+    steps = (hybrid_build, "_survey"), (hybrid_build, "_fill"), (_arrays, "settle")
+    ran = working(monkeypatch, *steps)
     h = s24.hybrid(W.view(Theirs))
     np.testing.assert_array_equal(h.toarray(), W)
-    assert ran == [True, True]
+    assert ran == [True, True, True]
     assert s24.hybrid(W).shape == W.shape
-    assert ran == [True, True, False, False]
+    assert ran == [True, True, True, False, False, False]
 
 
 class Stream:
