@@ -192,11 +192,15 @@ def is_torchs(x: Any) -> bool:
     return _arrays.is_cupy(x) and isinstance(x.data.mem, _torch_memory())
 
 
+def join(x: Any) -> None:
+    """Let CuPy's current stream wait for work that went to a tensor's, as within `stream_of`."""
+    if _arrays.is_torch(x) and x.is_cuda and not _arrays.captures_work_on(x):
+        _join(x)
+
+
 def _join(x) -> None:
     """Order CuPy's current stream after torch's, which may be that of another device."""
-    import torch
-
-    cuda = _arrays.cupy_module().cuda
+    torch, cuda = sys.modules["torch"], _arrays.cupy_module().cuda
     ours, here = cuda.get_current_stream().ptr, cuda.runtime.getDevice()
     theirs = torch.cuda.current_stream(x.device)
     if (ours, here) != (theirs.cuda_stream, x.device.index):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _foreign
+from sparse24 import _arrays, _calibration, _deals, _foreign, _permutation, _refit
 from sparse24.formats import hybrid_build
 
 
@@ -56,6 +56,29 @@ def test_a_hybrid_matrix_is_built_on_the_stream_of_its_elements(monkeypatch):
     assert ran == [True, True, True, False, False, False]
 
 
+def seen(x):
+    calibration = s24.Calibration(bias=True)
+    calibration.update(x)
+    return calibration
+
+
+@pytest.mark.parametrize(("work", "parts"), [
+    (seen, [(_foreign, "take")]),
+    (lambda w: seen(W).new_bias(w, W), [(_calibration, "narrowed")]),
+    (lambda w: s24.refit(w, W, np.eye(16)), [(_refit, "_solve"), (_refit, "narrowed")]),
+    (s24.find_permutation, [(_permutation, "_columns"), (_deals, "Search")]),
+    (lambda w: s24.find_permutation([w, W]), [(_permutation, "_columns"), (_deals, "Search")]),
+])  # fmt: skip
+def test_what_calibrates_works_on_the_stream_of_a_tensor(work, parts, monkeypatch):
+    """Elsewhere it would read memory that torch has given to others, and on another device."""
+    ran = working(monkeypatch, *parts)
+    work(W.view(Theirs))
+    assert ran == [True] * len(parts)
+    ran.clear()
+    work(W)
+    assert ran == [False] * len(parts)
+
+
 class Stream:
     """One of torch's, that says for which others it waits."""
 
@@ -91,6 +114,39 @@ def test_work_on_a_tensor_follows_that_of_its_own_device(here, ours, theirs, wai
     assert {where: stream.before for where, stream in made.items()} == (
         {(ours, here): [theirs]} if waits else {}
     )
+
+
+def test_statistics_of_a_tensor_can_be_read_on_the_stream_of_cupy(monkeypatch):
+    torch = pytest.importorskip("torch")
+    ordered = []
+    monkeypatch.setattr(_foreign, "join", ordered.append)
+    x = torch.ones(3, 16)
+    seen(x)
+    assert ordered == [x]
+    monkeypatch.undo()
+    monkeypatch.setattr(_foreign, "_join", ordered.append)
+    monkeypatch.setattr(_arrays, "is_torch", lambda x: isinstance(x, SimpleNamespace))
+    capturing = SimpleNamespace(is_cuda=True, captured=True)
+    follows = SimpleNamespace(is_cuda=True, captured=False)
+    monkeypatch.setattr(_arrays, "captures_work_on", lambda x: x.captured)
+    for given in (W, SimpleNamespace(is_cuda=False), capturing, follows):
+        _foreign.join(given)
+    assert ordered[1:] == [follows]
+
+
+@pytest.mark.gpu
+def test_calibration_with_tensors_on_a_stream_of_their_own(rng):
+    pytest.importorskip("cupy")
+    torch = pytest.importorskip("torch")
+    batches, seen_by_cpu = rng.integers(-3, 4, (20, 256, 64)).astype(np.float32), s24.Calibration()
+    calibration, side = s24.Calibration(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for batch in batches:
+            torch.cuda._sleep(1_000_000)
+            calibration.update(torch.from_numpy(batch).to("cuda", non_blocking=True))
+            torch.full((256, 64), 1e6, device="cuda")  # in the memory of the batch
+            seen_by_cpu.update(batch)
+    np.testing.assert_array_equal(calibration.hessian.get(), seen_by_cpu.hessian)
 
 
 @pytest.mark.gpu
