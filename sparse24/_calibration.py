@@ -71,6 +71,11 @@ class Calibration:
 
     def update(self, inputs, targets=None) -> None:
         """Add a batch of inputs (..., k) and, if those before came with them, targets."""
+        with _foreign.stream_of(inputs):  # whose memory is soon another tensor's
+            self._add(inputs, targets)
+        _foreign.join(inputs)  # the statistics may be read on CuPy's stream
+
+    def _add(self, inputs, targets) -> None:
         x = self._rows(inputs, "inputs", None if self._moment is None else len(self._moment))
         y = None
         if targets is not None:
@@ -149,6 +154,10 @@ class Calibration:
         ArgumentError
             If there were no inputs, or neither targets nor `dense`.
         """
+        with _foreign.stream_of(pruned):
+            return self._new_bias(pruned, dense, bias)
+
+    def _new_bias(self, pruned, dense, bias):
         new, restore = _foreign.take(pruned, argument="pruned")
         _check.not_bits(new, argument="pruned")
         check_weight_type(new, argument="pruned", way_out="multiply the weights by a mask first")

@@ -192,14 +192,19 @@ def is_torchs(x: Any) -> bool:
     return _arrays.is_cupy(x) and isinstance(x.data.mem, _torch_memory())
 
 
-def _join(x) -> None:
-    """Order CuPy's current stream after torch's."""
-    import torch
+def join(x: Any) -> None:
+    """Let CuPy's current stream wait for work that went to a tensor's, as within `stream_of`."""
+    if _arrays.is_torch(x) and x.is_cuda and not _arrays.captures_work_on(x):
+        _join(x)
 
-    ours = _arrays.cupy_module().cuda.get_current_stream().ptr
+
+def _join(x) -> None:
+    """Order CuPy's current stream after torch's, which may be that of another device."""
+    torch, cuda = sys.modules["torch"], _arrays.cupy_module().cuda
+    ours, here = cuda.get_current_stream().ptr, cuda.runtime.getDevice()
     theirs = torch.cuda.current_stream(x.device)
-    if ours != theirs.cuda_stream:
-        _arrays.torch_stream_at(ours, x.device).wait_stream(theirs)
+    if (ours, here) != (theirs.cuda_stream, x.device.index):
+        _arrays.torch_stream_at(ours, torch.device("cuda", here)).wait_stream(theirs)
 
 
 def _cuda_view(x):

@@ -70,9 +70,13 @@ def find_permutation(
     """
     n, m = _check.pattern(pattern)
     rounds = _check.whole(rounds, argument="rounds", least=0)
-    columns = _columns(w, scores)
+    first = next(iter(w), None) if isinstance(w, Sequence) else w
+    with _foreign.stream_of(first):
+        return _found(_columns(w, scores), n, m, rounds, seconds, _check.generator(rng))
+
+
+def _found(columns, n: int, m: int, rounds: int, seconds, rng: np.random.Generator) -> np.ndarray:
     k = len(columns)
-    rng = _check.generator(rng)
     groups = np.arange(k - k % m).reshape(-1, m)  # column numbers
     search = _deals.Search(columns, n, m)
     patience = np.inf if seconds is None else _check.number(seconds, argument="seconds")

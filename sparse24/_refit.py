@@ -62,6 +62,11 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     array([[7., 0., 0., 3.]])
     """
     damping = _check.positive(damping, argument="damping")
+    with _foreign.stream_of(pruned):
+        return _refitted(pruned, dense, calibration, mask, damping)
+
+
+def _refitted(pruned, dense, calibration, mask, damping: float):
     seen = calibration if isinstance(calibration, Calibration) else Calibration(calibration)
     start, restore = _foreign.take(pruned, argument="pruned")
     anchor, _ = _foreign.take(dense, argument="dense")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _check, _devices
+from sparse24 import _arrays, _check, _foreign
 
 
 def hybrid(w, *, n_hint: int | None = None, dtype=None):
@@ -45,10 +45,10 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
 
     Notes
     -----
-    On the GPU this waits, once, for the counts of the first pass.  Building reads the non-zeros of
-    a sparse matrix, and all m * k elements of a dense one, a few rows of tiles at a time.  Each of
-    m * k / 4096 tiles takes 21 bytes, also an empty one.  Where only rows are stored, they take the
-    memory of CSR, and nothing is counted.
+    On the GPU this waits for the counts of the first pass, and until all is built.  Building reads
+    the non-zeros of a sparse matrix, and all m * k elements of a dense one, a few rows of tiles at
+    a time.  Each of m * k / 4096 tiles takes 21 bytes, also an empty one.  Where only rows are
+    stored, they take the memory of CSR, and nothing is counted.
 
     On the GPU the first product of a kind temporarily makes the whole matrix dense, unless fewer
     than one element in 1000 is a non-zero, or making it so would take more than half of the
@@ -77,5 +77,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     from sparse24.formats.hybrid import HybridArray
 
     n_hint = None if n_hint is None else _check.whole(n_hint, argument="n_hint", least=1)
-    with _devices.on_device_of(w):
-        return HybridArray.build(w, n_hint=n_hint, dtype=dtype)
+    home = w.data if _arrays.is_cupyx_sparse(w) else w  # where and in whose order work goes
+    with _foreign.stream_of(home):
+        made = HybridArray.build(w, n_hint=n_hint, dtype=dtype)
+        _arrays.settle(made.stored.home)  # products may run on other streams
+    return made

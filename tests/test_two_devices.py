@@ -30,6 +30,19 @@ def whole(rng, shape):
 both_ways = functools.partial(compress, on_excess="prune", transposable=True)
 
 
+def test_hybrid_matrices_are_made_where_their_elements_are(cupy, rng):
+    torch = pytest.importorskip("torch")
+    w, b = whole(rng, (512, 256)), whole(rng, (256, 8))
+    with cupy.cuda.Device(1):
+        of_cupyx = cupy.asarray(w.astype(np.float32))
+        of_cupyx = pytest.importorskip("cupyx.scipy.sparse").csr_matrix(of_cupyx)
+    for given in (torch.from_numpy(w).to("cuda:1"), of_cupyx):
+        h = hybrid(given, dtype="float16")
+        assert h.device == "cuda:1"
+        right = torch.from_numpy(b).to("cuda:1")
+        np.testing.assert_array_equal((h @ right).cpu().numpy(), w @ b)
+
+
 @pytest.mark.parametrize("make", [hybrid, both_ways])
 def test_torch_tensors_of_a_device_that_is_not_the_current_one(cupy, rng, make):
     torch = pytest.importorskip("torch")
