@@ -19,6 +19,7 @@ from sparse24 import (
 from sparse24._bounded import remember
 from sparse24._errors import DTypeError, PatternError, ShapeError, UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Problem
+from sparse24.kernels.chip import chip
 
 CODES = np.array([_spec.CODE_OF_PAIR[(0, 1)], _spec.CODE_OF_PAIR[(2, 3)]], np.uint8)
 FLOAT32 = _dtypes.TABLE["float32"]
@@ -39,6 +40,13 @@ def check(pattern: tuple[int, int], dtype: _dtypes.DType, device: str) -> None:
     if device == "cpu":
         raise UnsupportedError(
             "precision='tf32' needs a GPU; the array is on the cpu: use precision='full' there"
+        )
+    of = chip(int(device.partition(":")[2]))
+    if not of.has_wgmma:
+        major, minor = of.compute_capability[:-1], of.compute_capability[-1]
+        raise UnsupportedError(
+            "precision='tf32' needs a GPU of compute capability 9.0 (Hopper), the array is on one "
+            f"of {major}.{minor}: use precision='full' there"
         )
 
 

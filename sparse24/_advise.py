@@ -25,7 +25,10 @@ TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 # Flops a clock and multiprocessor of cuBLAS's own dense products where they are faster than
 # the exact dense product of this library: fp8 at 1200 TFLOP/s, int8 at 770 TOP/s (H200).
-CUBLAS_FLOPS_PER_CLOCK = {"float8_e4m3fn": 5350, "float8_e5m2": 5350, "int8": 3430}
+HOPPER_FLOPS_PER_CLOCK = {"float8_e4m3fn": 5350, "float8_e5m2": 5350, "int8": 3430}
+# On other chips tensor cores take 8 bits twice as fast as 16, by NVIDIA's white papers on A100, Ada
+# and RTX Blackwell; cuBLAS multiplies fp8 from Ada on (cuBLAS manual, cublasLtMatmul).
+EIGHT_BITS, LEAST_OF_FP8 = 2, 89
 
 # Below this a dense product is mostly its launch, and no recorded run says how well the model
 # does: the shortest one takes some 18 µs.
@@ -152,14 +155,27 @@ def _dense_seconds(problem: Problem, facts: dict[str, float]) -> float:
     """What cuBLAS takes for the dense product."""
     from sparse24.kernels import dense
 
-    if problem.dtype not in CUBLAS_FLOPS_PER_CLOCK:
+    flops_per_clock = _eight_bit_flops(problem)
+    if flops_per_clock is None:
         predicted = dense.predict(problem, dense.Config(), facts)
         return max(predicted, _kernel_corrections.walking(problem, facts))
     flops = 2.0 * problem.m * problem.n * problem.k
-    rate = CUBLAS_FLOPS_PER_CLOCK[problem.dtype] * facts["sms"] * facts["clock_hz"]
+    rate = flops_per_clock * facts["sms"] * facts["clock_hz"]
     moved = problem.m * problem.k + problem.k * problem.n + 2 * problem.m * problem.n
     moving = moved / (dense.BANDWIDTH_SHARE * facts["bandwidth"])
     return dense.LAUNCH + max(flops / rate, moving)
+
+
+def _eight_bit_flops(problem: Problem) -> float | None:
+    """Of cuBLAS, a clock and multiprocessor; None where it has no product of 8 bits for these."""
+    from sparse24.kernels import chip_rates
+
+    dtype, capability = problem.dtype, problem.compute_capability
+    if dtype not in HOPPER_FLOPS_PER_CLOCK or (dtype != "int8" and capability < LEAST_OF_FP8):
+        return None
+    if capability == 90:
+        return HOPPER_FLOPS_PER_CLOCK[dtype]
+    return EIGHT_BITS * 2 * chip_rates.dense_bfloat16(capability)
 
 
 def _counts(tokens) -> tuple[int, ...]:

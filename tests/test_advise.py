@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _advise
+from sparse24._dtypes import TABLE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "_extensions"))
 import advice_figures
@@ -49,6 +51,31 @@ def test_products_that_are_mostly_their_launch_are_marked():
     assert all(ratio.startswith("~") for ratio in small.ratios)
     assert "~ mostly the launch" in str(small)
     assert "~" not in str(large)
+
+
+# Multiprocessors, clock and bytes a second; TFLOP/s of dense int8 and fp8 by the data sheets, with
+# FP32 sums, of float16 where fp8 is widened to that.
+CHIPS = {
+    80: ((108, 1.41e9, 1.4e12), 624, 312),  # A100
+    86: ((84, 1.74e9, 0.6e12), 299, 150),  # A40
+    89: ((128, 2.52e9, 0.9e12), 661, 330),  # RTX 4090
+    90: ((132, 1.98e9, 4.2e12), 1979, 1979),  # H200
+    120: ((170, 2.41e9, 1.6e12), 838, 419),  # RTX 5090
+}
+
+
+@pytest.mark.parametrize(("capability", "chip"), CHIPS.items(), ids=CHIPS)
+def test_dense_products_of_eight_bits_are_no_faster_than_the_chip(capability, chip):
+    (sms, clock, bandwidth), int8, float8 = chip
+    facts = {"sms": sms, "clock_hz": clock, "bandwidth": bandwidth}
+    of = _advise.Chip("a chip", facts, capability, _advise.h200().scale)
+    flops = {
+        name: 2 * 8192**3 / _advise.estimate((8192, 8192), (8192,), TABLE[name], of).dense[0]
+        for name in ("bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
+    }
+    assert flops["bfloat16"] < flops["int8"] < 1e12 * int8
+    assert flops["float8_e4m3fn"] == flops["float8_e5m2"]
+    assert flops["float8_e4m3fn"] < 1e12 * float8
 
 
 @pytest.mark.parametrize("tokens", [16, np.int64(16), [16], np.array([16])], ids=repr)

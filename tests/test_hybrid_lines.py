@@ -15,6 +15,7 @@ from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid import predict as hybrid_predict
 from sparse24._hybrid.lines import H100_LINES, H200_LINES
+from sparse24._tuning_cache import SCALES
 from sparse24.kernels import chip, hybrid_wgmma_plan
 from sparse24.kernels.hybrid_wgmma_plan import Work
 
@@ -95,6 +96,30 @@ def times(lines, shape, zeros: float, n: int, **known) -> dict[str, float]:
     )  # fmt: skip
     dense = hybrid_predict.dense_time(shape, h._dtype, n, lines, chip.H200, h.density)
     return {"cublas": dense} | hybrid_predict._two_four_times(h, n, lines, chip.H200)
+
+
+A100 = chip.Chip(108, 163 << 10, "80"), {"sms": 108, "clock_hz": 1.41e9, "bandwidth": 1.4e12}
+ADA = chip.Chip(128, 99 << 10, "89"), {"sms": 128, "clock_hz": 2.52e9, "bandwidth": 0.9e12}
+B200 = chip.Chip(148, 227 << 10, "100"), {"sms": 148, "clock_hz": 1.965e9, "bandwidth": 6.9e12}
+
+
+@pytest.mark.parametrize(("of", "gains"), [(A100, False), (ADA, True), (B200, False)])
+def test_two_four_gains_only_where_its_instructions_are_faster_than_cublas(monkeypatch, of, gains):
+    device, facts = of
+    monkeypatch.setattr(_chip_facts, "facts", lambda number: facts)
+    monkeypatch.setattr(_tuning_cache, "scale", lambda number, name: SCALES.get(name, 1.0))
+    known = {"excess": 15888.0, "row lengths": np.array([481])}
+    h = SimpleNamespace(
+        _dtype=lookup("float16"), device="cuda:0", size=4096**2, shape=(4096, 4096), density=0.1,
+        prepared=lambda name, make: SimpleNamespace(value=known[name]),
+    )  # fmt: skip
+    lines = hybrid_lines.scaled(facts, device.compute_capability)
+    for n in (128, 1024, 4096):
+        dense = hybrid_predict.dense_time(h.shape, h._dtype, n, lines, device, 0.1)
+        found = hybrid_predict._two_four_times(h, n, lines, device)
+        assert found.keys() == {"two_four"}
+        assert found["two_four"] > dense / 1.4
+        assert (found["two_four"] < dense) == (gains and n > 128)
 
 
 def strips(*lengths: tuple[int, int], gathered: int, rows: int = 128) -> Work:

@@ -26,7 +26,7 @@ from sparse24.kernels import (
     hybrid_stream,
     hybrid_wgmma,
 )
-from sparse24.kernels.chip import H200
+from sparse24.kernels.chip import H200, Chip
 
 LAYOUTS = (
     hybrid_csr, hybrid_gather, hybrid_overflow, hybrid_panel, hybrid_rows, hybrid_scatter,
@@ -93,6 +93,24 @@ def test_small_matrices_are_measured_by_few_columns_and_of_few_non_zeros(measure
     assert found == {"stream", "scatter", "base", "gather", "rows", "small", "csr"} | panels
     assert samples["small/512"] == [(128, 65536, 5e-6)] * 4
     assert not next(one for one in measured if one.line == "small/512").captured
+
+
+@pytest.mark.parametrize(
+    ("kib", "capability", "rows"), [(99, "89", [1, 2]), (163, "80", [1, 2, 4])]
+)
+def test_what_shared_memory_does_not_hold_is_not_measured(
+    measured, monkeypatch, kib, capability, rows
+):
+    def prepare(*_):
+        raise AssertionError("the path gather is for chips with clusters")
+
+    monkeypatch.setattr(hybrid_gather, "prepare", prepare)
+    monkeypatch.setattr(hybrid_samples, "chip", lambda: Chip(46, kib << 10, capability))
+    samples = {name: [] for name in H200_LINES}
+    hybrid_samples.sample(np, (16, 8192), 0.8, samples)
+    assert {len(samples[f"rows/{n}"]) for n in rows} == {1}
+    assert sum(len(samples[f"rows/{n}"]) for n in (1, 2, 4)) == len(rows)
+    assert not any(samples[f"gather/{n}"] for n in (1, 2, 4, 8, 16))
 
 
 def test_products_that_can_be_captured_run_once_in_threads_before_any_is_timed():

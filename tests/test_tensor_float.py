@@ -7,8 +7,10 @@ import pytest
 
 import sparse24 as s24
 from sparse24 import _planner, _spec
+from sparse24._dtypes import TABLE
 from sparse24._records import Problem
 from sparse24.formats import tensor_float
+from sparse24.kernels.chip import H200, Chip
 
 
 def sparse_half(rng, shape, *, integers=False):
@@ -58,6 +60,16 @@ def test_refusals_name_the_way_out(pattern, dtype, words):
     a = s24.compress(np.eye(8, dtype=dtype), pattern=pattern)
     with pytest.raises(s24.Sparse24Error, match=words):
         s24.matmul(a, np.ones((8, 2), dtype), precision="tf32")
+
+
+@pytest.mark.parametrize(("capability", "words"), [("89", r"of 8\.9"), ("120", r"of 12\.0")])
+def test_other_gpus_than_hopper_are_refused_with_a_way_out(monkeypatch, capability, words):
+    chips = {1: H200, 2: Chip(128, 99 << 10, capability)}
+    monkeypatch.setattr(tensor_float, "chip", chips.__getitem__)
+    float32 = TABLE["float32"]
+    tensor_float.check((1, 2), float32, "cuda:1")
+    with pytest.raises(s24.UnsupportedError, match=words + ": use precision='full' there"):
+        tensor_float.check((1, 2), float32, "cuda:2")
 
 
 def test_other_formats_and_words_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparse24._dtypes import DType
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid.layouts import MOST_BLOCKS, gather_units, rows_plan, scatter_units
 from sparse24._hybrid.lines import line_of
@@ -36,7 +37,6 @@ def times(h, n: int, lines, device: Chip) -> dict[str, float]:
         hybrid_scatter_plan,
         hybrid_stream,
     )
-    from sparse24.kernels import hybrid_gather_plan as gather_plan
 
     dtype, k = h._dtype, h.shape[1]
     found: dict[str, float] = {}
@@ -49,17 +49,32 @@ def times(h, n: int, lines, device: Chip) -> dict[str, float]:
         effort = hybrid_scatter_plan.effort(units, n, device.multiprocessors)
         line = line_of(lines, "base" if units.base else "scatter", n)
         found["scatter"] = _longer(units, n) * line.seconds(*effort)
-    fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
-    if fits and hybrid_rows.refuses(k, dtype, n) is None:
+    if rows_fit(k, dtype, n, device) and hybrid_rows.refuses(k, dtype, n) is None:
         plan = rows_plan(h)
         effort = hybrid_rows_plan.effort(plan, dtype, device.multiprocessors)
         line = line_of(lines, hybrid_lines.ROWS_LINES[dtype.itemsize], n)
         copied = plan.of_blocks.size * hybrid_rows.shared_memory(k, dtype, n, plan.warps)
         found["rows"] = line.seconds(*effort) + STAGED_BYTE * copied
-    fits = device.most_shared >= gather_plan.PANEL_BYTES * (1 + gather_plan.MOST_HELD)
-    if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
+    if n <= GATHER_COLUMNS and gather_fits(device) and hybrid_gather.refuses(k, dtype) is None:
         found |= _gather_time(h, n, lines, device)
     return found
+
+
+def rows_fit(k: int, dtype: DType, n: int, device: Chip) -> bool:
+    """Whether shared memory holds k rows of `b`, with so many columns, for the path rows."""
+    from sparse24.kernels import hybrid_rows, hybrid_rows_plan
+
+    return hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
+
+
+def gather_fits(device: Chip) -> bool:
+    """Whether shared memory holds the panels of the path gather, beside the sums.
+
+    Only chips with clusters of blocks have so much.
+    """
+    from sparse24.kernels.hybrid_gather_plan import MOST_HELD, PANEL_BYTES
+
+    return device.most_shared >= PANEL_BYTES * (1 + MOST_HELD)
 
 
 def _gather_time(h, n: int, lines, device: Chip) -> dict[str, float]:

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from sparse24 import _dtypes
+from sparse24 import _chip_facts, _dtypes, _planner, _tuning_cache
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid import few_columns, room
 from sparse24._hybrid import fit as hybrid_fit
@@ -25,12 +25,13 @@ from sparse24._hybrid.layouts import (
 )
 from sparse24._hybrid.lines import line_of
 from sparse24._hybrid.on_cpu import even_shares
+from sparse24._records import Problem
 from sparse24.kernels.chip import Chip, chip
 
 MANY = 256  # columns from which a gather of the dense operand can pay
 SHORT_FROM = {False: 64, True: 256}  # columns beyond which all operands count, of small matrices
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
-# Speed-up of a 2:4 product over the dense one, by the largest number of columns.
+# Speed-up of a 2:4 product over the dense one on Hopper, by the largest number of columns.
 TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (512, 1.4), (1 << 62, 1.5))
 TWO_FOUR_LEAST = 1e10  # multiply-adds; with fewer, launches and tiles take what 2:4 gains
 STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
@@ -152,6 +153,8 @@ def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     rest = max(rest, OVERFLOW_STEP * _excess_of_longest_row(h))
     gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
     gain = gain if h.size * n >= TWO_FOUR_LEAST else 1.0
+    if not device.has_wgmma:
+        gain = min(gain, _gain_by_warps(h, n, device))
     dense = dense_time(h.shape, dtype, n, lines, device, h.density)
     times = {"two_four": dense / gain + rest}
     many = h.shape[0] > MOST_BLOCKS * STRIP_ROWS or h.shape[1] >= STRIP_COLUMNS
@@ -165,6 +168,24 @@ def _strips_time(h, path: str, n: int, lines) -> float:
     config = work.choose(n)
     seconds = max(line_of(lines, path, n).seconds(*work.effort(config, n)), STRIPS_LEAST)
     return seconds + work.exchange(config, n)
+
+
+def _gain_by_warps(h, n: int, device: Chip) -> float:
+    """Speed-up of a 2:4 product over the dense one where it is by instructions of a warp.
+
+    By the models of the planner: on a B200 cuBLAS is the faster one, by instructions that have no
+    sparse form here.
+    """
+    from sparse24.kernels import dense
+
+    name, number = h._dtype.name, int(h.device.partition(":")[2])
+    facts, scale = _chip_facts.facts(number), functools.partial(_tuning_cache.scale, number)
+    problem = Problem(
+        *(h.shape[0], n, h.shape[1], 1, name, name, h._dtype.result),
+        compute_capability=int(device.compute_capability),
+    )
+    sparse = _planner.fastest_able(problem, facts, dense=False, scale=scale).seconds
+    return scale(dense.NAME) * dense.predict(problem, dense.Config(), facts) / sparse
 
 
 def _excess_of_longest_row(h) -> float:

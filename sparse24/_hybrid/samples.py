@@ -14,6 +14,7 @@ import numpy as np
 
 from sparse24._dtypes import TABLE
 from sparse24._hybrid.cost import dense_work
+from sparse24._hybrid.few_columns import gather_fits, rows_fit
 from sparse24._hybrid.lines import COLUMN_CLASSES, PANEL_LINES, SMALL, class_of
 from sparse24.kernels.chip import chip
 
@@ -40,6 +41,7 @@ class _Measured:
     layout: Any
     product: Callable[..., Any]  # of a layout, b and out
     effort: Callable[[int], tuple[float, float]]  # of n columns: elements or the like, and bytes
+    takes: Callable[[int], bool] = lambda n: True  # whether the chip has room for n columns
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _of_few(cupy, dense, density: float, rng) -> Iterator[_Sample]:
     m, k = dense.shape
     for name, path in _paths_of_few(cupy, dense, density).items():
         turns = _turns(path.layout)
-        for n in FEW_COLUMNS if name == "small" else COLUMN_CLASSES[name]:
+        for n in filter(path.takes, FEW_COLUMNS if name == "small" else COLUMN_CLASSES[name]):
             b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
             out = cupy.empty((m, n), cupy.float16)
             calls = [functools.partial(path.product, turn, b=b, out=out) for turn in turns]
@@ -112,15 +114,17 @@ def _paths_of_few(cupy, dense, density: float) -> dict[str, _Measured]:
 
     here, bits, size, k = chip(), dense.view(np.uint16), dense.size, dense.shape[1]
     stream = hybrid_stream.prepare(dense, FLOAT16, density)
-    gather = hybrid_gather.prepare(bits, FLOAT16, cupy)
     rows = hybrid_rows.prepare(bits, FLOAT16, cupy)
-    of_gather = functools.partial(hybrid_gather_plan.effort, gather.units, k, chip=here)
     of_rows = hybrid_rows_plan.effort(rows.plan, FLOAT16, here.multiprocessors)
+    fit = functools.partial(rows_fit, k, FLOAT16, device=here)
     paths = {
         "stream": _Measured(stream, hybrid_stream.product, lambda n: (size, stream.nbytes)),
-        "gather": _Measured(gather, hybrid_gather.product, of_gather),
-        "rows": _Measured(rows, hybrid_rows.product, lambda n: of_rows),
+        "rows": _Measured(rows, hybrid_rows.product, lambda n: of_rows, fit),
     }
+    if gather_fits(here):
+        gather = hybrid_gather.prepare(bits, FLOAT16, cupy)
+        of_gather = functools.partial(hybrid_gather_plan.effort, gather.units, k, chip=here)
+        paths["gather"] = _Measured(gather, hybrid_gather.product, of_gather)
     if here.has_wgmma:
         paths |= {name: _scatter(bits, base=name == "base") for name in ("scatter", "base")}
     multiply = lambda dense, b, out: cupy.matmul(dense, b, out=out)  # noqa: E731
