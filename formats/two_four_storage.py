@@ -109,10 +109,15 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
         there = getattr(record, name)
         if there is not None:
             return _arrays.read_only(there)
-        if name not in self._cache:
+        found = self._cache.get(name)
+        if found is None:
             with _devices.on_device(self.device):
-                self._cache[name] = convert(record)
-        return _arrays.read_only(self._cache[name])
+                found = convert(record)
+                if _arrays.is_cupy(found) and _arrays.is_capturing():
+                    return found  # which holds nothing until the graph runs
+                _arrays.settle(found)
+            self._cache[name] = found
+        return _arrays.read_only(found)
 
     def _for_reduction(self, axis) -> Any:
         return reductions.OfRows.of(self, axis) or super()._for_reduction(axis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class CsrLayout:
         self.shape, self.dtype, self.rows, self.cuts = shape, dtype, rows, cuts
         self.listed, self.shared = listed, shared
         self._launches: dict[tuple, Ready] = {}
+        self._rooms: dict[tuple[int, int], StreamRooms] = {}
 
     @property
     def nbytes(self) -> int:
@@ -81,6 +83,16 @@ class CsrLayout:
             found = self._launches[n, vector] = Ready(self, n, vector)
         return found
 
+    def rooms(self, slots: int, nbytes: int) -> StreamRooms:
+        """Where products with about as many sums of pieces pass them on, by powers of two.
+
+        Each leaves zeros in the counts that it used, so the next one may have fewer.
+        """
+        counts, room = (1 << (size - 1).bit_length() for size in (slots, nbytes))
+        return self._rooms.setdefault(
+            (counts, room), StreamRooms(functools.partial(_room, counts, room))
+        )
+
 
 class Ready(BoundProduct):
     """One way of running a product: kernel, grid, and the matrix's part of the arguments."""
@@ -100,11 +112,11 @@ class Ready(BoundProduct):
         self._cuts = np.zeros(1, CUTS)
         self._cuts[0] = (how.lanes, how.chunks, len(pieces), len(ranges), 0)
         self._cuts["range"][0, : len(ranges)] = ranges
-        self._slots = passed * how.chunks
-        self._slot_bytes = how.lanes * how.wide * how.vector * layout.dtype.accumulator.itemsize
-        self._rooms = StreamRooms(self._room)
-        self.per_stream = self._slots > 0
+        slots = passed * how.chunks
+        sums = how.lanes * how.wide * how.vector * layout.dtype.accumulator.itemsize
+        self.per_stream = slots > 0
         if self.per_stream:
+            self._rooms = layout.rooms(slots, slots * sums)
             self._rooms.reserve()
 
     def bind(self, b, out, stream: int) -> Launch:
@@ -117,14 +129,14 @@ class Ready(BoundProduct):
         arguments = (self._left, right, result, shared, self._cuts)
         return Launch(*self._sizes, arguments, early=self._early)
 
-    def _room(self) -> tuple:
-        """Where the pieces of rows pass on their sums; the counts of pieces are zeros."""
-        import cupy
 
-        sums = cupy.empty(self._slots * self._slot_bytes, np.uint8)
-        arrived = cupy.zeros(self._slots, np.uint32)
-        settle()
-        return np.array([(sums.data.ptr, arrived.data.ptr)], SHARED), sums, arrived
+def _room(counts: int, nbytes: int) -> tuple:
+    """Where the pieces of rows pass on their sums; the counts of pieces are zeros."""
+    import cupy
+
+    sums, arrived = cupy.empty(nbytes, np.uint8), cupy.zeros(counts, np.uint32)
+    settle()
+    return np.array([(sums.data.ptr, arrived.data.ptr)], SHARED), sums, arrived
 
 
 class ByRows:

@@ -103,6 +103,8 @@ def options(defines: Defines, arch: str) -> tuple[str, ...]:
     return (f"-arch={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
 
 
+OLDEST = 80  # compute capability with `mma.sp`, `cp.async` and `mbarrier`
+
 _modules: dict[tuple, Any] = {}
 _building: dict[tuple, threading.Lock] = {}  # one a kernel: different ones compile at once
 
@@ -175,7 +177,21 @@ def _build(cupy, device, stem: str, name: str, defines: Defines):
     try:
         return module.get_function(name)
     except cupy.cuda.compiler.CompileException as error:
-        raise CompileError(f"{stem}.cu did not compile with {' '.join(opts)}:\n{error}") from error
+        why = _unsupported(cupy.cuda.nvrtc, int(device.compute_capability))
+        raise CompileError(
+            f"{stem}.cu did not compile with {' '.join(opts)}{why}:\n{error}"
+        ) from error
+
+
+def _unsupported(nvrtc, capability: int) -> str:
+    """What to say where a chip is too old for the kernels, or too new for the compiler."""
+    if capability < OLDEST:
+        return f"; the kernels are for compute capability {OLDEST} and later, this is {capability}"
+    known = nvrtc.getSupportedArchs()
+    if capability in known:
+        return ""
+    version = ".".join(map(str, nvrtc.getVersion()))
+    return f"; NVRTC {version} knows chips up to {max(known)}: install that of a newer CUDA toolkit"
 
 
 def compile_cubin(stem: str, defines: Defines, arch: str) -> bytes:

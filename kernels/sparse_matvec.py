@@ -90,7 +90,9 @@ def refuses(problem: Problem) -> str | None:
 def configs(problem: Problem) -> list[Config]:
     """Candidates, best guess first."""
     columns = next((c for c in (1, 2, 4, 8) if c >= problem.n), 8)
-    found = [Config(columns, pairs, parts) for pairs, parts in _ROWS[columns]]
+    room = sparse_tile.SHARED_MEMORY.get(problem.compute_capability, 99) << 10
+    made = (Config(columns, pairs, parts) for pairs, parts in _ROWS[columns])
+    found = [config for config in made if config.shared_memory <= room]
     chip = {"sms": 132, "bandwidth": 4.2e12, "clock_hz": 1.98e9}
     return sorted(found, key=lambda config: predict(problem, config, chip))
 

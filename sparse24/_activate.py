@@ -69,7 +69,7 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
     _check.one_of(quantise, (True, False), argument="quantise")
     _gradients.refuse(x, "x")
     _gradients.refuse(gate, "gate")
-    with _foreign.stream_of(x):
+    with _foreign.makes_of(x):
         array, restore = _foreign.take(x)
         array, gate = _backend.place(array), _checked_gate(gate, array, activation)
         dtype = _arrays.logical_dtype(array)

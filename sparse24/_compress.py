@@ -107,7 +107,7 @@ keeps every element
         _only_24(transposable=bool(transposable), keep_dense=bool(keep_dense))
         _only_24(check=check if check == "deferred" else None)
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
-    with _foreign.stream_of(x):
+    with _foreign.makes_of(x):
         x, own = _prepared(x, dtype)
         swap = _check_axis(axis, x.ndim) == -2
         if transposable:
@@ -144,7 +144,7 @@ def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
     """An `NMArray`, of the elements under `mask` if there is one."""
     from sparse24.formats.n_m import NMArray
 
-    with _foreign.stream_of(x):
+    with _foreign.makes_of(x):
         x, own = _prepared(x, dtype)
         if mask is not None:
             mask = checked_mask(mask, x)

@@ -19,6 +19,7 @@ from sparse24 import (
 )
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._moved_layout import laying_out
 from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 from sparse24._target import Result
@@ -35,6 +36,9 @@ class Launched(NamedTuple):
     out: Any
     epilogue: Fused
     settled: bool = False  # whether kernels may read `a` early, when this is repeated
+
+    def run(self) -> None:
+        self.launcher(self.a, self.b, self.out, self.epilogue)
 
     @property
     def waits(self) -> bool:
@@ -81,9 +85,11 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
         launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
         _foreign.make_current()
+        with laying_out:  # a launcher remembers launches of all threads
+            launched.run()
     else:
         launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
-    launched.launcher(launched.a, launched.b, launched.out, launched.epilogue)
+        launched.run()
     if aux is not None:
         _copy_back(epilogue.aux, aux)
     if _copy_back(flat_out, out):

@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -196,6 +196,14 @@ def join(x: Any) -> None:
     """Let CuPy's current stream wait for work that went to a tensor's, as within `stream_of`."""
     if _arrays.is_torch(x) and x.is_cuda and not _arrays.captures_work_on(x):
         _join(x)
+
+
+@contextlib.contextmanager
+def makes_of(x: Any) -> Iterator[None]:
+    """`stream_of` for what makes an array, with whose methods CuPy's current stream may go on."""
+    with stream_of(x):
+        yield
+    join(x)
 
 
 def _join(x) -> None:

@@ -23,7 +23,7 @@ from sparse24 import (
     _tuning_cache,
 )
 from sparse24._dispatch import Launched
-from sparse24._moved_layout import MovedLayout
+from sparse24._moved_layout import MovedLayout, laying_out
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._ready import ReadyArrays, ReadyProduct, allocator, bound
 from sparse24._ready_converted import ReadyConverted
@@ -138,7 +138,12 @@ def of_run(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any)
     if in_place and hasattr(run, "bind"):
         return bound(run.bind, b, out, allocate, captured=run.captured)
     captured = in_place and run.captured
-    return ReadyArrays(lambda x, out: run(*lay(x, out)), allocate, captured=captured)
+
+    def multiply(x: Any, out: Any) -> None:
+        with laying_out:
+            run(*lay(x, out))
+
+    return ReadyArrays(multiply, allocate, captured=captured)
 
 
 def remember(
@@ -183,7 +188,9 @@ def _run(launched: Launched, *, vector: bool, transposed: bool) -> Callable[[Any
     lay = _ready_cpu.as_matrices(vector=vector, transposed=transposed)
 
     def run(x: Any, out: Any) -> None:
-        launcher(a, *(lay(x, out) if lay else (x, out)), PLAIN)
+        operands = lay(x, out) if lay else (x, out)
+        with laying_out:
+            launcher(a, *operands, PLAIN)
 
     return run
 

@@ -9,6 +9,7 @@ from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
 from sparse24 import _dtypes
+from sparse24._hybrid.layouts import layout
 from sparse24.formats import hybrid_build
 from sparse24.kernels import hybrid_csr
 from sparse24.kernels import hybrid_csr_plan as plan
@@ -137,6 +138,19 @@ def test_rows_of_any_length_are_summed_exactly(rng, cupy, length, dtype):
         b = (rng.random((6000, n)) < 0.1).astype(dtype)
         got = h.matmul(cupy.asarray(b), algorithm="csr").get()
         np.testing.assert_array_equal(got, w @ b)
+
+
+@pytest.mark.gpu
+def test_products_share_the_room_for_pieces_of_rows(rng, cupy):
+    w = np.zeros((300, 6000), np.float32)
+    w[::20] = rng.integers(-2, 3, (15, 6000))
+    h, room = s24.hybrid(cupy.asarray(w)), set()
+    for n in (*range(1, 200), *rng.integers(1, 200, 50)):
+        b = rng.integers(-2, 3, (6000, n)).astype(np.float32)
+        got = h.matmul(cupy.asarray(b), algorithm="csr")
+        np.testing.assert_array_equal(got.get(), w @ b)
+        room |= set(layout(h, "csr")._rooms)
+    assert 1 < len(room) < 20
 
 
 @pytest.mark.gpu

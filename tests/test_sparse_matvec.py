@@ -7,7 +7,7 @@ import pytest
 from product_cases import check, compressed, problem_of, random_24, random_dense, to_device
 
 from sparse24._records import PLAIN, Fused, Problem
-from sparse24.kernels import reference, sparse_matvec
+from sparse24.kernels import reference, sparse_matvec, sparse_tile
 
 gpu = pytest.mark.gpu
 stem = pytest.mark.stem("sparse_matvec")
@@ -30,6 +30,15 @@ def test_refuses():
 @pytest.mark.parametrize(("n", "columns"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (40, 8)])
 def test_a_block_takes_all_columns_if_it_can(n, columns):
     assert {config.columns for config in sparse_matvec.configs(problem(n=n))} == {columns}
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
+def test_every_configuration_has_room_on_the_chip(capability):
+    room = sparse_tile.SHARED_MEMORY.get(capability, 99) << 10
+    for n in (1, 2, 4, 8, 256):
+        found = sparse_matvec.configs(problem(n=n, compute_capability=capability))
+        assert found
+        assert max(config.shared_memory for config in found) <= room
 
 
 def test_few_rows_share_k_and_time_grows_with_the_matrix():

@@ -168,3 +168,35 @@ def test_a_hybrid_matrix_of_a_tensor_is_ready_for_products_on_its_stream(rng, mo
         got = h @ torch.from_numpy(b).to("cuda")
     assert streams == [side.cuda_stream]
     np.testing.assert_array_equal(got.cpu().numpy(), w @ b)
+
+
+@pytest.mark.gpu
+def test_what_is_made_of_a_tensor_is_there_for_the_stream_of_cupy(rng):
+    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
+    w = s24.prune(rng.integers(-3, 4, (1024, 1024)).astype(np.float16))
+    side = torch.cuda.Stream()
+    for _ in range(3):
+        cupy.full(1 << 20, 7, np.uint8)  # what its memory may hold
+        with torch.cuda.stream(side):
+            tensor = torch.from_numpy(w).cuda()
+            torch.cuda._sleep(20_000_000)
+            a = s24.compress(tensor, on_excess="prune")
+            converted, dense = a.astype("float32"), a.toarray()
+        np.testing.assert_array_equal(dense.get(), w)
+        np.testing.assert_array_equal(converted.toarray().get(), w)
+
+
+@pytest.mark.gpu
+def test_codes_that_are_converted_in_a_capture_are_not_kept(rng):
+    cupy = pytest.importorskip("cupy")
+    w = s24.prune(rng.integers(-3, 4, (64, 128)).astype(np.float16))
+    a = s24.compress(cupy.asarray(w))
+    out = cupy.zeros((64, 16), np.uint8)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        codes = a.metadata
+        out[...] = codes
+        graph = stream.end_capture()
+        np.testing.assert_array_equal(a.metadata.get(), s24.compress(w).metadata)
+        graph.launch(stream)
+        np.testing.assert_array_equal(out.get(), s24.compress(w).metadata)
