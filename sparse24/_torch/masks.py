@@ -36,7 +36,7 @@ def update_masks(
         To the scheduler the weight (e, m, k) of experts is one layer.
     scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
     optimizer : torch.optim.Optimizer, optional
-        Its state is adapted to the changed masks, as `policy` says.
+        Its state is adapted to the changed masks, as `policy` says, in place.
     policy : str
         See `sparse24.schedule.mask_slots`.
     grown : {"keep", "zero"}
@@ -231,10 +231,15 @@ def _check_groups(state: S.State, layers: dict[str, PrunedLayer]) -> None:
 
 
 def _treat_state(layer: PrunedLayer, mask: Tensor, optimizer, policy: str) -> None:
+    """Write the optimizer's state of a layer in place: compiled steps and CUDA graphs hold it."""
     slots = optimizer.state.get(layer.weight)
-    if slots:
-        old = torch.ones_like(mask) if layer.mask is None else layer.mask
-        optimizer.state[layer.weight] = S.mask_slots(slots, old, mask, policy=policy)
+    if not slots:
+        return
+    old = torch.ones_like(mask) if layer.mask is None else layer.mask
+    with torch.no_grad():
+        for key, new in S.mask_slots(slots, old, mask, policy=policy).items():
+            if new is not slots[key]:
+                slots[key].copy_(new)
 
 
 def _way(layer: PrunedLayer, pattern: S.Pattern, sparsity: float) -> str:
