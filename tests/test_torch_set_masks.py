@@ -105,3 +105,26 @@ def test_a_compiled_step_of_an_optimizer_outlives_a_change_of_masks():
         assert all(slots[key] is value for key, value in before.items())
         step()
     assert len(compiled) == 1
+
+
+@pytest.fixture
+def alone(tmp_path):
+    torch.distributed.init_process_group("gloo", (tmp_path / "a").as_uri(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_the_state_of_an_optimizer_split_among_ranks_follows_the_masks(alone):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    net = st.sparsify(model(), {"*": {}})
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.1)
+    scheduler = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=1), S.RandomScores()))
+    net(torch.ones(5, 32)).sum().backward()
+    old = st.update_masks(net, scheduler, optimizer)["0"].clone()
+    optimizer.step()
+    momentum = optimizer.optim.state[net[0].weight]["exp_avg"]
+    moved = momentum != 0
+    changed = st.update_masks(net, scheduler, optimizer)["0"] ^ old
+    assert (changed & moved).any()
+    assert (momentum != 0).equal(moved & ~changed)
