@@ -83,7 +83,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     that was kept at the time.  If none was kept, or the call has gradients or is compiled, as with
     ``mode="reduce-overhead"``, the graph packs the weight at each replay.  Exported code, and
     compiled code that writes the weight itself, packs it at each call.  If a weight is final, give
-    an ordinary layer a packed one, made by `to_sparse_semi_structured`.
+    an ordinary layer a packed one, made by `to_sparse_semi_structured`.  A graph reads new masks,
+    but multiplies as when it was captured: capture anew where `masked` changes, or a phase begins.
 
     Only first derivatives are available; others, and the transforms of `torch.func`, are refused
     where the product is sparse.
