@@ -16,16 +16,19 @@ from sparse24._errors import ArgumentError, PatternError, Sparse24Error
 from sparse24.formats.two_four import Sparse24Array
 
 # Tables that are looked up, the small heads behind an encoder, and the routers of experts are no
-# products that sparsity speeds up; biases of experts, and scales and zero points of quantised
-# weights, are no operands of products at all.  From the second line on: T5 and BART, RWKV, timm and
-# torchvision, ChatGLM, Llama's own checkpoints and InternLM, BERT, T5 again, DistilBERT, fairseq,
-# and the heads of transformers for questions and for classes.
+# products that sparsity speeds up; biases of experts, scales and zero points of quantised weights,
+# and what decays the states of RWKV and Mamba are no operands of products at all.  From the second
+# line on: T5 and BART, RWKV, timm and torchvision, ChatGLM, Llama's own checkpoints and InternLM,
+# BERT, T5 again, DistilBERT, fairseq, the heads of transformers for questions and for classes, XLM,
+# XLNet, and the position tables of SAM.  Routers named gate: Mixtral and Qwen, DeepSeek's own
+# checkpoints, LFM2, Nemotron, and with wg Hunyuan.
 DEFAULT_EXCLUDE = (
     r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
     r"|(^|\.)(shared|emb|head|heads\.head|head\.fc|output_layer)\.weight$|^(output|fc)\.weight$"
     r"|predictions\.decoder|relative_attention_bias|vocab_projector|output_projection|qa_outputs"
-    r"|(^|\.)score\.weight$"
-    r"|router|(mlp|moe)\.gate\.weight$|bias$|[._]scales?(_inv)?$|zero_points?$"
+    r"|(^|\.)score\.weight$|pred_layer\.proj|lm_loss|rel_pos_[hw]$"
+    r"|router|(mlp|moe|ffn|feed_forward|mixer)\.gate(\.wg)?\.weight$|bias$"
+    r"|[._]scales?(_inv)?$|zero_points?$|time_(decay|first|faaaa)$|A_log$"
 )
 DEFAULT_MIN_SIZE = 32
 _BLOCK = 1 << 16  # elements: their copies in other types stay in cache

@@ -149,6 +149,10 @@ def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
         "shared.weight", "emb.weight", "head.weight", "heads.head.weight", "fc.weight",
         "output.weight", "transformer.output_layer.weight", "cls.predictions.decoder.weight",
         "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "backbone.layers.1.mixer.gate.weight", "layers.3.ffn.gate.weight",
+        "model.layers.2.feed_forward.gate.weight", "model.layers.0.mlp.gate.wg.weight",
+        "pred_layer.proj.weight", "lm_loss.weight", "image_encoder.blocks.7.attn.rel_pos_h",
+        "blocks.0.att.time_faaaa", "blocks.0.att.time_decay", "layers.0.mixer.A_log",
     ],
 )  # fmt: skip
 def test_what_is_beside_weights_is_not_pruned(name, rng):
@@ -160,7 +164,7 @@ def test_what_is_beside_weights_is_not_pruned(name, rng):
     [
         "mlp.gate_proj.weight", "mlp.experts.3.gate.weight", "upscale.0.weight", "w1",
         "encoder.layer.0.output.dense.weight", "layers.0.attention.output.weight",
-        "blocks.0.mlp.fc.weight", "mlp.shared_expert.up_proj.weight",
+        "blocks.0.mlp.fc.weight", "mlp.shared_expert.up_proj.weight", "mixer.gate_proj.weight",
     ],
 )  # fmt: skip
 def test_weights_with_names_like_these_are_eligible(name):

@@ -110,6 +110,15 @@ def test_frozen_means_frozen(rng):
     assert (~after).sum() == math.floor(scheduler.scheduler.sparsity(6) * 256)
 
 
+@pytest.mark.parametrize("own", [None, 0.0])
+def test_a_first_phase_begins_where_the_dynamic_scheduler_says(own):
+    ramp = S.CosineScheduler(0.6, init_sparsity=own, stop=4)
+    phases = S.Phases([(4, ramp), (None, S.ConstantScheduler(0.6))])
+    scheduler = S.DynamicScheduler(0.3, phases, adapter=None)
+    masks = scheduler.step(weights={"w": np.arange(100.0).reshape(10, 10)})
+    assert masks["w"].sum() == (70 if own is None else 100)
+
+
 def test_a_ramp_that_ends_while_frozen_arrives_after_it(rng):
     weights = layers(rng, w=(16, 16))
     scheduler = S.DynamicScheduler(0.3, S.CosineScheduler(0.6, stop=6), adapter=None)

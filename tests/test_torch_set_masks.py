@@ -1,4 +1,5 @@
-"""A scheduler's present masks, set before training begins, and what masks leave of a weight."""
+"""A scheduler's present masks, set before training begins, and what masks leave of weights and
+optimizers."""
 
 from __future__ import annotations
 
@@ -77,3 +78,53 @@ def test_pruned_elements_are_zeros_whatever_they_were(kept, gradient, bad):
     with torch.no_grad():
         assert y.item() == layer(x).item() == kept * (kept + 1) / 2
     assert layer.weight.grad[:, :kept].tolist() == x[:, :kept].tolist()
+
+
+def test_a_compiled_step_of_an_optimizer_outlives_a_change_of_masks():
+    net, compiled = st.sparsify(model(), {"*": {}}), []
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    scheduler = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=1), S.RandomScores()))
+
+    def count(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    step = torch.compile(optimizer.step, backend=count)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.ones(5, 32)).sum().backward()
+        slots = optimizer.state[net[0].weight]
+        before, old = dict(slots), net[0].mask
+        old = None if old is None else old.clone()
+        masks = st.update_masks(net, scheduler, optimizer)
+        if old is not None:
+            changed = masks["0"] ^ old
+            assert changed.any()
+            assert not slots["exp_avg"][changed].any()
+        assert optimizer.state[net[0].weight] is slots
+        assert all(slots[key] is value for key, value in before.items())
+        step()
+    assert len(compiled) == 1
+
+
+@pytest.fixture
+def alone(tmp_path):
+    torch.distributed.init_process_group("gloo", (tmp_path / "a").as_uri(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_the_state_of_an_optimizer_split_among_ranks_follows_the_masks(alone):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    net = st.sparsify(model(), {"*": {}})
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.1)
+    scheduler = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=1), S.RandomScores()))
+    net(torch.ones(5, 32)).sum().backward()
+    old = st.update_masks(net, scheduler, optimizer)["0"].clone()
+    optimizer.step()
+    momentum = optimizer.optim.state[net[0].weight]["exp_avg"]
+    moved = momentum != 0
+    changed = st.update_masks(net, scheduler, optimizer)["0"] ^ old
+    assert (changed & moved).any()
+    assert (momentum != 0).equal(moved & ~changed)

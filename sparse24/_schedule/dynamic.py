@@ -32,7 +32,8 @@ class DynamicScheduler(MaskScheduler):
     Parameters
     ----------
     init_sparsity : float, default 0.3
-        Sparsity at step 0, unless the scheduler names its own.
+        Sparsity from which a ramp begins, also as the first of several `Phases`, unless it names
+        its own; other schedules have their own sparsity at step 0.
     scheduler : Schedule, optional
         ``CosineScheduler(target_sparsity=0.6)`` by default.
     adapter : LayerWiseAdapter, mapping of str to LayerWiseAdapter, or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
@@ -137,6 +137,13 @@ class Phases(Schedule):
 
     def values(self):
         return tuple(value for _, part in self.parts for value in part.values())
+
+    def with_init(self, init_sparsity: float):
+        """The same phases, of which a first ramp begins elsewhere, unless it already says where."""
+        length, first = self.parts[0]
+        if not hasattr(first, "with_init"):
+            return self
+        return replace(self, parts=((length, first.with_init(init_sparsity)), *self.parts[1:]))
 
 
 def dense_sparse_dense(target_sparsity: float, start: int, stop: int, *, every: int = 1) -> Phases:

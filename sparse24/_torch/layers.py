@@ -56,7 +56,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         at each call.  `set_mask`, `set_masks` and `update_masks` set it, and it then stays until
         the next update.  Some code knows only those entries that a model has at the time, such as
         ``torch.distributed.checkpoint.load`` and `torch.optim.swa_utils.AveragedModel`: set masks
-        before it.  A state that holds the weight and no mask, as a dense layer's, takes it away.
+        before it.  With ``use_buffers=True`` the latter averages masks as well, which torch refuses
+        for booleans.  A state that holds the weight and no mask, as a dense layer's, takes it away.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
         that resumed training draws the same samples as uninterrupted training.  A pass that
@@ -82,7 +83,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     that was kept at the time.  If none was kept, or the call has gradients or is compiled, as with
     ``mode="reduce-overhead"``, the graph packs the weight at each replay.  Exported code, and
     compiled code that writes the weight itself, packs it at each call.  If a weight is final, give
-    an ordinary layer a packed one, made by `to_sparse_semi_structured`.
+    an ordinary layer a packed one, made by `to_sparse_semi_structured`.  A graph reads new masks,
+    but multiplies as when it was captured: capture anew where `masked` changes, or a phase begins.
 
     Only first derivatives are available; others, and the transforms of `torch.func`, are refused
     where the product is sparse.

@@ -36,7 +36,8 @@ def update_masks(
         To the scheduler the weight (e, m, k) of experts is one layer.
     scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
     optimizer : torch.optim.Optimizer, optional
-        Its state is adapted to the changed masks, as `policy` says.
+        Its state is adapted to the changed masks, as `policy` says, in place; that of a
+        `ZeroRedundancyOptimizer` on the rank that has it.
     policy : str
         See `sparse24.schedule.mask_slots`.
     grown : {"keep", "zero"}
@@ -231,10 +232,21 @@ def _check_groups(state: S.State, layers: dict[str, PrunedLayer]) -> None:
 
 
 def _treat_state(layer: PrunedLayer, mask: Tensor, optimizer, policy: str) -> None:
-    slots = optimizer.state.get(layer.weight)
-    if slots:
-        old = torch.ones_like(mask) if layer.mask is None else layer.mask
-        optimizer.state[layer.weight] = S.mask_slots(slots, old, mask, policy=policy)
+    """Write the optimizer's state of a layer in place: compiled steps and CUDA graphs hold it."""
+    slots = _states(optimizer).get(layer.weight)
+    if not slots:
+        return
+    old = torch.ones_like(mask) if layer.mask is None else layer.mask
+    with torch.no_grad():
+        for key, new in S.mask_slots(slots, old, mask, policy=policy).items():
+            if new is not slots[key]:
+                slots[key].copy_(new)
+
+
+def _states(optimizer) -> Mapping:
+    """What an optimizer remembers of weights; `ZeroRedundancyOptimizer` lets another one do so."""
+    inner = getattr(getattr(optimizer, "optim", None), "state", None)
+    return inner if isinstance(inner, Mapping) else optimizer.state
 
 
 def _way(layer: PrunedLayer, pattern: S.Pattern, sparsity: float) -> str:
