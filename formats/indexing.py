@@ -110,6 +110,8 @@ def check_kinds(key: tuple) -> None:
     for entry in key:
         if entry is None or entry is Ellipsis or isinstance(entry, slice):
             continue
+        if _check.is_index(entry):  # also one beyond 64 bits, which is out of range
+            continue
         index = entry if _arrays.is_cupy(entry) else np.asarray(entry)
         if index.dtype.kind not in "bui" and not (index.size == 0 and index.ndim):
             raise _no_key(entry)
