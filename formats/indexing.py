@@ -110,6 +110,8 @@ def check_kinds(key: tuple) -> None:
     for entry in key:
         if entry is None or entry is Ellipsis or isinstance(entry, slice):
             continue
+        if _check.is_index(entry):  # also one beyond 64 bits, which is out of range
+            continue
         index = entry if _arrays.is_cupy(entry) else np.asarray(entry)
         if index.dtype.kind not in "bui" and not (index.size == 0 and index.ndim):
             raise _no_key(entry)
@@ -118,7 +120,7 @@ def check_kinds(key: tuple) -> None:
 def check_slice(key: slice) -> None:
     """Refuse one whose ends are no whole numbers, or that takes no step."""
     ends = (key.start, key.stop, key.step)
-    if any(end is not None and not _check.is_index(end) for end in ends) or key.step == 0:
+    if not all(end is None or _check.is_end(end) for end in ends) or key.step == 0:
         raise ArgumentError(f"a slice has whole numbers, and no step of 0, got {_check.shown(key)}")
 
 

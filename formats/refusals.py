@@ -64,9 +64,10 @@ class Refusals:
     def __eq__(self, other: object) -> bool:
         is_array = hasattr(other, "shape") and hasattr(other, "dtype")
         if isinstance(other, numbers.Number) or (is_array and not isinstance(other, Refusals)):
+            mask = ", or use .mask(), which is true where elements are not zero"
             raise DTypeError(
                 f"{type(self).__name__} is not compared element by element; compare its "
-                ".toarray(), or use .mask(), which is true where elements are not zero"
+                f".toarray(){mask if hasattr(self, 'mask') else ''}"
             )
         return True if self is other else NotImplemented
 

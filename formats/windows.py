@@ -118,8 +118,13 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         own = dtype or _arrays.logical_dtype(dense)
         rows = dense if axis == -1 else dense.swapaxes(-1, -2)
         array = as_24(_spread(rows, m, own), own)
-        index = _arrays.namespace(dense).asarray(_gather_index(rows.shape[-1], m))
-        return cls(array if axis == -1 else array.mT, index, dense.shape, (n, m))
+        return cls._over(array if axis == -1 else array.mT, dense.shape, (n, m))
+
+    @classmethod
+    def _over(cls, array: Sparse24Array, shape, pattern):
+        """The windows that an array holds, with their index on its device."""
+        index = _gather_index(shape[array.axis], pattern[1])
+        return cls(array, _arrays.namespace(array.values).asarray(index), shape, pattern)
 
     @property
     def axis(self) -> int:
@@ -194,6 +199,12 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
             f"dtype {self.dtype.name}, on {self.array.device}>"
         )
 
+    def __copy__(self):
+        return self  # immutable
+
+    def __reduce__(self):
+        return _unpickled, (self.array, self.shape, self.pattern)
+
     def __matmul__(self, b: Any):
         _gradients.refuse(b, "b")
         return self._multiply(b)
@@ -239,6 +250,11 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
                 operand = _taken(other, self.index, axis)
             product = multiply(operand, out, call)
             return restore(product) if out is None else out
+
+
+def _unpickled(array: Sparse24Array, shape, pattern) -> Windows24:
+    with _devices.on_device(array.device):
+        return Windows24._over(array, shape, pattern)
 
 
 def _taken(b, index, axis: int):

@@ -165,11 +165,20 @@ def is_index(value) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+def is_end(value) -> bool:
+    """True for a whole number where a slice begins or ends, also in an array without axes."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
 def is_slice(value) -> bool:
     """True for a slice of step 1 whose ends are whole numbers, or left out."""
     if not isinstance(value, slice) or value.step not in (None, 1):
         return False
-    return all(end is None or is_index(end) for end in (value.start, value.stop))
+    return all(end is None or is_end(end) for end in (value.start, value.stop))
 
 
 def generator(rng) -> np.random.Generator:

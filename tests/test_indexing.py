@@ -210,10 +210,21 @@ def test_a_part_keeps_the_check_of_the_whole():
 @pytest.mark.parametrize("make", MAKERS)
 def test_what_is_no_key_is_named(make, rng):
     a = MAKERS[make](rng.standard_normal((8, 16)))
-    for key in (8, -9, (0, 16), (1, 2, 3), [8], np.ones(3, bool), (Ellipsis, Ellipsis)):
+    far = 10**30  # beyond any number of 64 bits
+    for key in (8, -9, far, (0, -far), (0, 16), (1, 2, 3), [8], np.ones(3, bool), (..., ...)):
         for error in (s24.ArgumentError, IndexError):
             with pytest.raises(error, match=r"out of range|too many indices"):
                 a[key]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_slice_ends_at_a_number_in_an_array_without_axes(make, rng):
+    a = MAKERS[make](rng.standard_normal((8, 16)))
+    for key in (slice(np.array(4), None), (slice(np.array(0), np.array(4)), slice(np.array(8)))):
+        np.testing.assert_array_equal(a[key].toarray(), a.toarray()[key])
+    for end in (np.array(4.0), np.array([4]), np.array(True)):
+        with pytest.raises(s24.ArgumentError, match="a slice has whole numbers"):
+            a[:end]
 
 
 @pytest.mark.parametrize("make", ["two_four", "n_m"])

@@ -40,6 +40,18 @@ def test_arrays_are_pickled_and_copied(name):
         assert other.transposable
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_windows_stay_immutable(axis):
+    eye = np.eye(12, dtype=np.float32)
+    windows = s24.compress(eye, pattern=(6, 8), axis=axis).windows()
+    assert copy.copy(windows) is windows
+    for other in (pickle.loads(pickle.dumps(windows)), copy.deepcopy(windows)):
+        assert (other.shape, other.pattern, other.axis) == ((12, 12), (6, 8), axis)
+        assert not other.index.flags.writeable
+        assert not np.shares_memory(other.array.values, windows.array.values)
+        np.testing.assert_array_equal(other @ eye if axis == -1 else eye @ other, eye)
+
+
 @pytest.mark.parametrize("name", EVERY_FORMAT)
 def test_what_products_prepared_is_not_pickled(name):
     array = EVERY_FORMAT[name]()

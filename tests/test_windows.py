@@ -85,5 +85,7 @@ def test_windows_meet_numpy_and_scipy_as_other_formats_do(rng):
             function(windows)
     with pytest.raises(s24.DTypeError, match="Windows24 is not compared element by element"):
         np.array_equal(windows, dense)
+    with pytest.raises(s24.DTypeError, match=r"compare its \.toarray\(\)$"):  # it has no mask()
+        windows == dense  # noqa: B015
     with pytest.raises(s24.ArgumentError, match="truth value of Windows24"):
         bool(windows)
