@@ -89,7 +89,7 @@ def _anew(
         plan = _replay.remember(
             plans, key, launched, x, product, call, make_epilogue, from_left=from_left
         )
-        if _shared_plans.share(alike, plan, launched, make_epilogue):
+        if plan is not None and _shared_plans.share(alike, plan, launched, make_epilogue):
             _keep(plans, key, plan, record, x)
     return product
 

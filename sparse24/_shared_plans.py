@@ -81,8 +81,8 @@ def share(
     """Let other arrays take what was planned for one, if that is a single launch; says whether."""
     if key is None or not isinstance(plan, ReadyProduct):
         return False
-    views = {"b": View(launched.b), "out": View(launched.out)}
-    bare = launched._replace(a=None, epilogue=PLAIN, **views)
+    b, out = View(launched.b), View(launched.out)
+    bare = launched._replace(a=None, b=b, out=out, epilogue=PLAIN)
     shared = _Shared(bare, plan.allocate, make_epilogue, plan.layout)
     remember(_known, key, shared, MOST)
     return True

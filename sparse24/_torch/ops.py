@@ -117,7 +117,7 @@ def product(
             launched = launched._replace(settled=settled)
             torch_replay.remember(key and (*key, settled), launched, product)
             if launched.waits:
-                note(*stored, dense)
+                note(stored[0], stored[1], dense)
         return product
 
 
