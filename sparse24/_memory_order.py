@@ -50,6 +50,7 @@ def facts(b, out) -> dict[str, Any]:
         "b_order": order(b), "out_order": order(out),
         "aligned": b_aligned and out_aligned, "b_aligned": b_aligned, "out_aligned": out_aligned,
         "out_spills": spills(out), "b_in_lines": aligned(b, _arrays.LINE),
+        "b_in_words": aligned(b, 4),
     }  # fmt: skip
 
 

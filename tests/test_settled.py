@@ -117,23 +117,26 @@ def test_the_second_product_is_planned_for_a_settled_matrix(rng):
 
 @gpu_test
 @pytest.mark.parametrize("shape", [(4096, 4096), (1000, 144), (16, 8192), (50, 32)])
-@pytest.mark.parametrize("n", [1, 7, 8, 16, 17, 40, 48])
+@pytest.mark.parametrize(("n", "order"), [
+    (1, "F"), (7, "F"), (8, "F"), (16, "F"), (17, "F"), (40, "F"), (48, "F"),
+    (4, "C"), (8, "C"), (16, "C"), (28, "C"), (32, "C"),
+])  # fmt: skip
 @pytest.mark.parametrize("dtype", [np.float16, np.int8])
-def test_b_is_read_only_once_it_is_written(rng, shape, n, dtype):
+def test_b_is_read_only_once_it_is_written(rng, shape, n, order, dtype):
     """Each b comes from a kernel just before, and then is overwritten."""
     cupy = pytest.importorskip("cupy")
-    w, x = s24.prune(whole(rng, *shape)).astype(dtype), whole(rng, n, shape[1]).astype(dtype)
-    A, given = s24.compress(cupy.asarray(w)), cupy.asarray(x)
+    w, x = s24.prune(whole(rng, *shape)).astype(dtype), whole(rng, shape[1], n).astype(dtype)
+    A, given = s24.compress(cupy.asarray(w)), cupy.asarray(x, order=order)
     for _ in range(2):
-        s24.matmul(A, given.T, algorithm="sparse_decode")
+        s24.matmul(A, given, algorithm="sparse_decode")
         cupy.cuda.Device().synchronize()
     b, out = cupy.zeros_like(given), []
     for _ in range(20):
         b[...] = given
-        out.append(s24.matmul(A, b.T, algorithm="sparse_decode"))
+        out.append(s24.matmul(A, b, algorithm="sparse_decode"))
         b[...] = 0
     assert is_settled(A)
-    want = w.astype(np.float64) @ x.T.astype(np.float64)
+    want = w.astype(np.float64) @ x.astype(np.float64)
     for got in out:
         np.testing.assert_array_equal(got.get().astype(np.float64), want)
 

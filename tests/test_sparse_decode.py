@@ -36,7 +36,8 @@ def problem(**fields) -> Problem:
         ({"dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn"}, "not float8_e4m3fn"),
         ({"b_order": "strided"}, "copy it"),
         ({"aligned": False}, "copy it"),
-        ({"b_order": "row"}, "copy it"),
+        ({"b_order": "row", "n": 33}, "n <= 32"),
+        ({"b_order": "row", "aligned": False, "b_in_words": False}, "copy it"),
         ({"k": 0}, "empty"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -49,8 +50,11 @@ def test_refuses(fields, words):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 8, 9, 16, 17, 32, 33, 48])
 @pytest.mark.parametrize("capability", [90, 100, 120])
-def test_blocks_fit_a_multiprocessor(dtype, n, capability):
-    wanted = problem(dtype=dtype, b_dtype=dtype, n=n, compute_capability=capability)
+@pytest.mark.parametrize("order", ["column", "row"])
+def test_blocks_fit_a_multiprocessor(dtype, n, capability, order):
+    wanted = problem(dtype=dtype, b_dtype=dtype, n=n, compute_capability=capability, b_order=order)
+    if order == "row" and n > 32:
+        return
     if capability == 120 and n == 33:  # 99 KB of shared memory
         assert "no room" in sparse_decode.refuses(wanted)
         return
@@ -86,6 +90,33 @@ def test_columns(rng, shape, dtype, n):
     a, b = random_24(rng, shape, dtype), random_dense(rng, (shape[1], n), dtype)
     for out_order in ("column", "row"):
         check(sparse_decode, a, b, b_order="column", out_order=out_order)
+
+
+@gpu
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 9, 12, 16, 17, 20, 24, 31, 32])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(200, 1030), (17, 4096), (16, 8), (77, 4100)], ids=str)
+def test_rows(rng, shape, dtype, n):
+    """Copied 16 bytes at a time, or 4, also where a row ends in between."""
+    a, b = random_24(rng, shape, dtype), random_dense(rng, (shape[1], n), dtype)
+    pad = -n % (4 // a.dtype.itemsize)
+    for out_order in ("column", "row"):
+        check(sparse_decode, a, b, b_order="row", out_order=out_order)
+        check(sparse_decode, a, b, b_order="row", out_order=out_order, aligned=False, b_pad=pad)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [4, 16, 30])
+def test_every_configuration_by_rows(rng, dtype, n):
+    a, b = random_24(rng, (5000, 3500), dtype), random_dense(rng, (3500, n), dtype)
+    many = random_dense(rng, (3, 3500, n), dtype)
+    out = "int32" if dtype == "int8" else "float32"
+    for aligned in (True, False):
+        layout = {"b_order": "row", "out_order": "row", "aligned": aligned}
+        for config in sparse_decode.configs(problem_of(a, b, out, **layout)):
+            check(sparse_decode, a, b, out, config=config, **layout)
+        check(sparse_decode, a[:70], many, out, **layout)
 
 
 @gpu

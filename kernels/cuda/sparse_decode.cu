@@ -2,7 +2,8 @@
 //
 //   values [batch, m, 2 ceil(k/4)]    stored elements, rows on 16-byte boundaries    (read once)
 //   packed [batch, K atoms, M atoms]  1024-byte atoms of metadata, tensor-core order (read once)
-//   b      [batch, k, n]              columns contiguous, on 16-byte boundaries      (read)
+//   b      [batch, k, n]              columns contiguous, on 16-byte boundaries,     (read)
+//                                     or rows contiguous, on CHUNK-byte boundaries
 //   out    [batch, m, n]              any strides                                    (written)
 //
 // The time is that of reading A.  A block has a ring of stages for all of its tiles.  One thread asks the copy engine
@@ -15,9 +16,12 @@
 // however, so blocks that start earlier bring the first stages of A there meanwhile.  Where the caller knows that all that
 // wrote to A has ended, `ahead` stages of it go to shared memory at once.
 //
-// Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
+// Rows of b are too short for the TMA, which takes about as long for one of 16 bytes as for one of 128.  Warps of their
+// own copy them (decode_rows.cuh).
 //
-// Macros: those of tile_store.cuh, with B_COLUMN and B_ASYNC 1, and WGMMA 0; SUMS_AT, where the sums lie.
+// Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh and decode_rows.cuh.
+//
+// Macros: those of tile_store.cuh, with B_ASYNC 1 and WGMMA 0; SUMS_AT, where the sums lie; CHUNK, 16 or 4.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_decode.py.
 // Source: PTX ISA, cp.async.bulk.tensor, cp.async.bulk.prefetch.tensor, griddepcontrol.
@@ -29,7 +33,6 @@ namespace hopper {  // as both name a function shared_address
 using hopper::TensorMap;
 
 constexpr int kAhead = 2;  // stages that are brought to the L2 cache
-constexpr int kAllThreads = kThreads + 32;
 constexpr int kBox = 128 / kItem;             // elements in 128 bytes
 constexpr int kABoxes = kRowBytes / 128;      // of a stage: [TILE_M] rows of 128 bytes
 constexpr int kBBoxes = TILE_K / kBox;        // [TILE_N] columns of 128 bytes
@@ -40,6 +43,12 @@ static_assert(kRowBytes % 128 == 0 && 64 % TILE_M == 0);
 static_assert(kABytes % 1024 == 0 && kBAt % 1024 == 0 && kStageBytes % 1024 == 0);  // periods of the swizzle
 
 using Ring = hopper::Pipeline<STAGES, kWarps, 1>;
+
+// Barriers of a stage, as the ring has them: it has been filled, and may be filled.
+inline unsigned full_barrier(unsigned shared, const Ring::Position& at) { return shared + kBarriersAt + 8 * at.stage; }
+inline unsigned empty_barrier(unsigned shared, const Ring::Position& at) {
+    return full_barrier(shared, at) + 8 * STAGES;
+}
 
 // A tile of the result, which has all columns: its first row, and its product of the batch.
 struct Place {
@@ -57,6 +66,15 @@ template <class Act> inline void each_tile(const Shape& s, Act act) {
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) act(place_of(number, s));
 }
 
+#if B_COLUMN
+using Dense = TensorMap;
+constexpr int kAllThreads = kThreads + 32;
+#else
+using Dense = const char*;
+#include "decode_rows.cuh"
+constexpr int kAllThreads = kThreads + 32 + kLoaders;
+#endif
+
 inline void prefetch_box(const TensorMap& map, int x, int y, int z) {
     asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
                  :: "l"(&map), "r"(x), "r"(y), "r"(z) : "memory");
@@ -65,14 +83,10 @@ inline void prefetch_bytes(const char* from, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
 }
 
-// The barrier of a stage that tells that it has been filled; those of the ring come first.
-inline unsigned full_barrier(unsigned shared, const Ring::Position& at) {
-    return shared + kBarriersAt + 8 * at.stage;
-}
-
 // What one thread asks of the TMA.
 struct Producer {
-    const TensorMap &values, &b;
+    const TensorMap& values;
+    const Dense& b;
     const char* packed;
     const Shape& s;
 
@@ -98,13 +112,15 @@ struct Producer {
         each_tile(s, [&](const Place& tile) {
             for (int k0 = 0; k0 < s.k; k0 += TILE_K, at.advance(), --begun) {
                 if (begun <= 0) load_a(shared, at, tile, k0, ring.acquire(at, bytes()));
+#if B_COLUMN
                 load_b(shared, at, tile, k0);
+#endif
             }
         });
     }
 
   private:
-    int bytes() const { return kABytes + kMetaBytes + kBBoxes * 128 * s.n; }
+    int bytes() const { return kABytes + kMetaBytes + B_COLUMN * kBBoxes * 128 * s.n; }
     void load_a(unsigned shared, const Ring::Position& at, const Place& tile, int k0, unsigned barrier) const {
         const unsigned stage = shared + at.stage * kStageBytes;
         each_box_of_a(tile, k0, [&](int i, int x, int y, int z) {
@@ -114,12 +130,14 @@ struct Producer {
             hopper::load_bytes(stage + kABytes + i * TILE_M * 16, from, TILE_M * 16, barrier);
         });
     }
+#if B_COLUMN
     void load_b(unsigned shared, const Ring::Position& at, const Place& tile, int k0) const {
         const unsigned stage = shared + at.stage * kStageBytes, barrier = full_barrier(shared, at);
 #pragma unroll
         for (int i = 0; i < kBBoxes; ++i)
             hopper::load_box(stage + kBAt + i * TILE_N * 128, b, k0 + i * kBox, 0, s.b_batch ? tile.batch : 0, barrier);
     }
+#endif
     template <class Act> void each_box_of_a(const Place& tile, int k0, Act act) const {
 #pragma unroll
         for (int i = 0; i < kABoxes; ++i) act(i, k0 / 2 + i * kBox, tile.m0, s.a_batch ? tile.batch : 0);
@@ -142,6 +160,9 @@ inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* o
         Sums sums = {};
         for (int k0 = 0; k0 < s.k; k0 += TILE_K) {
             ring.wait(at);
+#if !B_COLUMN
+            RowsOfB::wait(shared_address(shared), at);
+#endif
             multiply_stage(sums, shared_address(shared) + at.stage * kStageBytes, w);
             __syncwarp();
             ring.release(at.stage);
@@ -155,7 +176,7 @@ inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* o
     });
 }
 
-// Where b has fewer columns than a tile, its boxes have no more either; the other columns of all stages become zeros.
+// Where b has fewer columns than a tile, no more are copied either; the other columns of all stages become zeros.
 inline void clear_b(char* shared) {
     constexpr int chunks = kBBytes / 16;
     for (int i = threadIdx.x; i < STAGES * chunks; i += kAllThreads)
@@ -164,24 +185,31 @@ inline void clear_b(char* shared) {
 }
 
 extern "C" __global__ void __launch_bounds__(kAllThreads, BLOCKS)
-sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b, const char* packed,
+sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ Dense b, const char* packed,
               Out::type* out, int ahead, const __grid_constant__ Shape s,
               const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
     const Ring ring(shared_address(shared) + kBarriersAt);
     const Producer producer{values, b, packed, s};
-    const bool fetches = threadIdx.x >= kThreads;
+    const bool multiplies = threadIdx.x < kThreads, fetches = threadIdx.x / 32 == kWarps;
     int begun = 0;  // stages of A that are on their way
     let_next_start();
     if (fetches && hopper::elected()) {
         ring.init();
+#if B_COLUMN
         hopper::prefetch_map(b);
+#else
+        RowsOfB::init(shared_address(shared));
+#endif
         begun = producer.begin(ring, shared_address(shared), ahead);
         producer.bring_near(begun);
     }
     if (s.n < TILE_N) clear_b(shared);
     __syncthreads();
     wait_for_previous();
-    if (!fetches) consume(ring, s, shared, out, p);
+    if (multiplies) consume(ring, s, shared, out, p);
+#if !B_COLUMN
+    else if (!fetches) RowsOfB(b, s).run(shared_address(shared));
+#endif
     else if (hopper::elected()) producer.run(ring, shared_address(shared), begun);
 }
