@@ -24,8 +24,7 @@ LEAST_STAGES = 2
 # waits behind them (docs/benchmarks/log_few_tokens.rst, "Weights that are settled").
 AHEAD = {8: 4, 16: 3, 24: 3, 32: 2, 40: 2, 48: 2}
 FEW_BLOCKS = 2  # on a multiprocessor; see `configs`
-CHUNKS = 16, 4  # bytes of rows of b that are copied at a time
-ROW_OF_A_WARP = 16  # bytes of a row of b, of which a warp copies all
+ROWS_OF_B = 16, 32, 64  # bytes of rows of b that are multiplied as they lie
 BESIDE = 1 << 10  # bytes of shared memory that each block takes beside its own
 
 
@@ -66,10 +65,9 @@ class Config:
         """As `sparse_tile` knows it."""
         return TileConfig(self.m, self.n, self.k, self.warps, self.stages, blocks=self.blocks)
 
-    def threads(self, itemsize: int) -> int:
-        """Those that multiply, a warp for the TMA, and one for each 16 bytes of a row of b."""
-        loaders = self.n * itemsize // ROW_OF_A_WARP if self.by_rows else 0
-        return self.tile.threads + 32 * (1 + loaders)
+    @property
+    def threads(self) -> int:
+        return self.tile.threads + 32
 
     def sums_at(self, itemsize: int) -> int:
         """Where sums lie in shared memory: behind the stages."""
@@ -77,8 +75,7 @@ class Config:
 
     def shared_memory(self, itemsize: int) -> int:
         """Bytes of stages, sums and barriers."""
-        barriers = 8 * self.stages * (3 if self.by_rows else 2)
-        return self.sums_at(itemsize) + self.warps[2] * self.m * (self.n + 8) * 4 + barriers
+        return self.sums_at(itemsize) + self.warps[2] * self.m * (self.n + 8) * 4 + 16 * self.stages
 
 
 # m, n, k, warps and blocks of each; k is in 16-bit elements, 8-bit types take twice as many.  The
@@ -101,12 +98,8 @@ _TILES: tuple[Tile, ...] = (
     (16, 48, 512, (1, 2, 4), 1),
     (32, 48, 256, (2, 1, 2), 1),
 )
-# Rows of b are cut into as many pieces of 16 bytes as a power of two.
-_COLUMNS = {
-    False: sorted({columns for _, columns, *_ in _TILES}),
-    True: [8, 16, 32],
-}  # by whether b is by rows
-MOST_COLUMNS = _COLUMNS[False][-1]
+_COLUMNS = sorted({columns for _, columns, *_ in _TILES})
+MOST_COLUMNS = _COLUMNS[-1]
 
 # Constants of `predict`, fitted to the timings of those sweeps, to 7 % root mean square.
 _LAUNCH = 1.77e-6  # seconds
@@ -126,30 +119,26 @@ def refuses(problem: Problem) -> str | None:
         return f"the TMA needs compute capability 9.0, the device has {p.compute_capability}"
     if p.dtype not in DTYPES:
         return f"the kernel multiplies {', '.join(DTYPES)}, not {p.dtype}"
-    most = _COLUMNS[p.b_order == "row"][-1]
-    if p.n > most:
-        return f"{NAME} is for n <= {most} where b is by {p.b_order}s, got {p.n}"
+    if p.n > MOST_COLUMNS:
+        return f"{NAME} is for n <= {MOST_COLUMNS}, got {p.n}"
     if 0 in (p.m, p.n, p.k, p.batch):
         return "an empty product needs no kernel"
-    if p.b_order == "strided" or _chunk(p) not in (CHUNKS if p.b_order == "row" else CHUNKS[:1]):
-        return "b needs columns that are contiguous and begin on 16 bytes, or rows, on 4; copy it"
+    if not (p.aligned or p.b_aligned) or not (p.b_order == "column" or _rows_fit(p)):
+        return "b needs columns that are contiguous and begin on 16 bytes; copy it"
     if not _fitting(p):
         return f"shared memory has no room for {LEAST_STAGES} stages of {p.n} columns"
     return None
 
 
-def _chunk(problem: Problem) -> int:
-    """Bytes on multiples of which lines of b begin, as far as that is told."""
-    if problem.aligned or problem.b_aligned:
-        return CHUNKS[0]
-    return CHUNKS[1] if problem.b_in_words else 0
+def _rows_fit(problem: Problem) -> bool:
+    """Whether the rows of b have the columns of a tile, and follow one another."""
+    row = problem.n * TABLE[problem.dtype].itemsize
+    return problem.b_order == "row" and problem.b_packed and row in ROWS_OF_B
 
 
 def _fitting(problem: Problem) -> list[Config]:
     """Tiles with the least columns that hold those of b, where the ring of each block has room."""
-    by_rows = problem.b_order == "row"
-    least = ROW_OF_A_WARP // TABLE[problem.dtype].itemsize if by_rows else 0
-    columns = next(wide for wide in _COLUMNS[by_rows] if wide >= max(least, problem.n))
+    columns = next(wide for wide in _COLUMNS if problem.n <= wide)
     placed = (_placed(tile, problem) for tile in _TILES if tile[1] == columns)
     return [config for config in placed if config.stages >= LEAST_STAGES]
 
@@ -217,8 +206,6 @@ def defines(problem: Problem, config: Config, epilogue: Fused) -> loader.Defines
     regular_out = (p.aligned or p.out_aligned) and p.out_order != "strided"
     macros = dict(sparse_tile.defines(p, config.tile, epilogue))
     macros |= {"B_ASYNC": 1, "OUT_ALIGNED": int(regular_out)}
-    if config.by_rows:
-        macros["CHUNK"] = _chunk(p)
     macros["SUMS_AT"] = config.sums_at(TABLE[p.dtype].itemsize)
     return tuple(macros.items())
 
@@ -239,7 +226,7 @@ class _Launcher(Launcher):
         kernel = loader.function(NAME, NAME, defines(problem, config, epilogue), shared_memory=size)
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
         grid = min(tiles(problem, config), sms * config.blocks)
-        self._sizes = kernel, grid, config.threads(self._itemsize), size
+        self._sizes = kernel, grid, config.threads, size
 
     def bind(self, a: Compressed24, b, out, stream: int) -> Launch:
         shape = sparse_tile.shape_block(a, b, out)
@@ -275,10 +262,9 @@ def _compile_checks():
         for tile in tiles_of_type:
             problem = Problem(4096, tile[1], 4096, 1, dtype, dtype, out, "column", "column")
             yield defines(problem, _placed(tile, problem), PLAIN), "sm_90a", instruction
-            for aligned in (True, False) if tile[1] in _COLUMNS[True] else ():
-                rows = replace(problem, b_order="row", aligned=aligned)
-                if _fitting(rows)[0].n == tile[1]:
-                    yield defines(rows, _placed(tile, rows), PLAIN), "sm_90a", instruction
+            rows = replace(problem, b_order="row")
+            if _rows_fit(rows):
+                yield defines(rows, _placed(tile, rows), PLAIN), "sm_90a", instruction
 
 
 COMPILE_CHECKS = tuple(_compile_checks())

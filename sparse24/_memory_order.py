@@ -35,6 +35,12 @@ def aligned(x, boundary: int = _arrays.VECTOR) -> bool:
     return x.data.ptr % boundary == 0 and all(s >= 0 and s % boundary == 0 for s in steps)
 
 
+def packed(x) -> bool:
+    """True if the lines of a matrix follow one another without gaps."""
+    along, across = (-2, -1) if order(x) == "column" else (-1, -2)
+    return x.shape[across] <= 1 or x.strides[across] == x.shape[along] * x.strides[along] > 0
+
+
 def spills(out) -> bool:
     """True if a result is aligned for 16-byte stores, but the last one of a line passes its end."""
     along = order(out)
@@ -50,7 +56,7 @@ def facts(b, out) -> dict[str, Any]:
         "b_order": order(b), "out_order": order(out),
         "aligned": b_aligned and out_aligned, "b_aligned": b_aligned, "out_aligned": out_aligned,
         "out_spills": spills(out), "b_in_lines": aligned(b, _arrays.LINE),
-        "b_in_words": aligned(b, 4),
+        "b_packed": packed(b),
     }  # fmt: skip
 
 

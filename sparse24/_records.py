@@ -218,7 +218,7 @@ class Problem:
     out_aligned: bool = False  # where they do not both: out does
     out_spills: bool = False  # out is aligned, but 16-byte stores pass the ends of its lines
     b_in_lines: bool = True  # lines of b begin where lines of 128 bytes of memory do
-    b_in_words: bool = True  # lines of b begin on multiples of 4 bytes
+    b_packed: bool = True  # lines of b follow one another without gaps
     plain: bool = True  # no epilogue
     activation: str = "identity"
     fast_accumulation: bool = True  # fp8 only: False promotes partial sums to float32

@@ -2,8 +2,8 @@
 //
 //   values [batch, m, 2 ceil(k/4)]    stored elements, rows on 16-byte boundaries    (read once)
 //   packed [batch, K atoms, M atoms]  1024-byte atoms of metadata, tensor-core order (read once)
-//   b      [batch, k, n]              columns contiguous, on 16-byte boundaries,     (read)
-//                                     or rows contiguous, on CHUNK-byte boundaries
+//   b      [batch, k, n]              columns contiguous, on 16-byte boundaries, or  (read)
+//                                     rows of TILE_N columns, one after the other
 //   out    [batch, m, n]              any strides                                    (written)
 //
 // The time is that of reading A.  A block has a ring of stages for all of its tiles.  One thread asks the copy engine
@@ -16,12 +16,9 @@
 // however, so blocks that start earlier bring the first stages of A there meanwhile.  Where the caller knows that all that
 // wrote to A has ended, `ahead` stages of it go to shared memory at once.
 //
-// Rows of b are too short for the TMA, which takes about as long for one of 16 bytes as for one of 128.  Warps of their
-// own copy them (decode_rows.cuh).
+// Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
 //
-// Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh and decode_rows.cuh.
-//
-// Macros: those of tile_store.cuh, with B_ASYNC 1 and WGMMA 0; SUMS_AT, where the sums lie; CHUNK, 16 or 4.
+// Macros: those of tile_store.cuh, with B_ASYNC 1 and WGMMA 0; SUMS_AT, where the sums lie.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_decode.py.
 // Source: PTX ISA, cp.async.bulk.tensor, cp.async.bulk.prefetch.tensor, griddepcontrol.
@@ -33,6 +30,7 @@ namespace hopper {  // as both name a function shared_address
 using hopper::TensorMap;
 
 constexpr int kAhead = 2;  // stages that are brought to the L2 cache
+constexpr int kAllThreads = kThreads + 32;
 constexpr int kBox = 128 / kItem;             // elements in 128 bytes
 constexpr int kABoxes = kRowBytes / 128;      // of a stage: [TILE_M] rows of 128 bytes
 constexpr int kBBoxes = TILE_K / kBox;        // [TILE_N] columns of 128 bytes
@@ -44,11 +42,8 @@ static_assert(kABytes % 1024 == 0 && kBAt % 1024 == 0 && kStageBytes % 1024 == 0
 
 using Ring = hopper::Pipeline<STAGES, kWarps, 1>;
 
-// Barriers of a stage, as the ring has them: it has been filled, and may be filled.
+// The barrier of a stage that tells that it has been filled; those of the ring come first.
 inline unsigned full_barrier(unsigned shared, const Ring::Position& at) { return shared + kBarriersAt + 8 * at.stage; }
-inline unsigned empty_barrier(unsigned shared, const Ring::Position& at) {
-    return full_barrier(shared, at) + 8 * STAGES;
-}
 
 // A tile of the result, which has all columns: its first row, and its product of the batch.
 struct Place {
@@ -68,11 +63,9 @@ template <class Act> inline void each_tile(const Shape& s, Act act) {
 
 #if B_COLUMN
 using Dense = TensorMap;
-constexpr int kAllThreads = kThreads + 32;
 #else
 using Dense = const char*;
 #include "decode_rows.cuh"
-constexpr int kAllThreads = kThreads + 32 + kLoaders;
 #endif
 
 inline void prefetch_box(const TensorMap& map, int x, int y, int z) {
@@ -103,7 +96,7 @@ struct Producer {
         Ring::Position at;
         const int stages = min(min(ahead, STAGES), (s.k + TILE_K - 1) / TILE_K);
         for (int i = 0; i < stages; ++i, at.advance())
-            load_a(shared, at, place_of(blockIdx.x, s), i * TILE_K, ring.acquire(at, bytes()));
+            load_a(shared, at, place_of(blockIdx.x, s), i * TILE_K, ring.acquire(at, bytes(i * TILE_K)));
         return stages;
     }
     // All stages; of the first `begun` only b is missing.
@@ -111,16 +104,19 @@ struct Producer {
         Ring::Position at;
         each_tile(s, [&](const Place& tile) {
             for (int k0 = 0; k0 < s.k; k0 += TILE_K, at.advance(), --begun) {
-                if (begun <= 0) load_a(shared, at, tile, k0, ring.acquire(at, bytes()));
-#if B_COLUMN
+                if (begun <= 0) load_a(shared, at, tile, k0, ring.acquire(at, bytes(k0)));
                 load_b(shared, at, tile, k0);
-#endif
             }
         });
     }
 
   private:
-    int bytes() const { return kABytes + kMetaBytes + B_COLUMN * kBBoxes * 128 * s.n; }
+    int bytes(int k0) const { return kABytes + kMetaBytes + bytes_of_b(k0); }
+#if B_COLUMN
+    int bytes_of_b(int) const { return kBBoxes * 128 * s.n; }
+#else
+    int bytes_of_b(int k0) const { return min(TILE_K, s.k - k0) * kRowOfB; }
+#endif
     void load_a(unsigned shared, const Ring::Position& at, const Place& tile, int k0, unsigned barrier) const {
         const unsigned stage = shared + at.stage * kStageBytes;
         each_box_of_a(tile, k0, [&](int i, int x, int y, int z) {
@@ -130,14 +126,17 @@ struct Producer {
             hopper::load_bytes(stage + kABytes + i * TILE_M * 16, from, TILE_M * 16, barrier);
         });
     }
-#if B_COLUMN
     void load_b(unsigned shared, const Ring::Position& at, const Place& tile, int k0) const {
         const unsigned stage = shared + at.stage * kStageBytes, barrier = full_barrier(shared, at);
+#if B_COLUMN
 #pragma unroll
         for (int i = 0; i < kBBoxes; ++i)
             hopper::load_box(stage + kBAt + i * TILE_N * 128, b, k0 + i * kBox, 0, s.b_batch ? tile.batch : 0, barrier);
-    }
+#else
+        const char* from = b + tile.batch * s.b_batch * kItem + (long long)k0 * kRowOfB;
+        hopper::load_bytes(stage + kBAt, from, bytes_of_b(k0), barrier);
 #endif
+    }
     template <class Act> void each_box_of_a(const Place& tile, int k0, Act act) const {
 #pragma unroll
         for (int i = 0; i < kABoxes; ++i) act(i, k0 / 2 + i * kBox, tile.m0, s.a_batch ? tile.batch : 0);
@@ -159,11 +158,14 @@ inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* o
     each_tile(s, [&](const Place& tile) {
         Sums sums = {};
         for (int k0 = 0; k0 < s.k; k0 += TILE_K) {
+            char* const stage = shared + at.stage * kStageBytes;
             ring.wait(at);
-#if !B_COLUMN
-            RowsOfB::wait(shared_address(shared), at);
+#if B_COLUMN
+            multiply_stage(sums, shared_address(stage), w);
+#else
+            if (k0 + TILE_K > s.k) clear_rows(stage, s.k - k0);
+            multiply_rows(sums, shared_address(stage), w);
 #endif
-            multiply_stage(sums, shared_address(shared) + at.stage * kStageBytes, w);
             __syncwarp();
             ring.release(at.stage);
             at.advance();
@@ -176,7 +178,7 @@ inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* o
     });
 }
 
-// Where b has fewer columns than a tile, no more are copied either; the other columns of all stages become zeros.
+// Where b has fewer columns than a tile, its boxes have no more either; the other columns of all stages become zeros.
 inline void clear_b(char* shared) {
     constexpr int chunks = kBBytes / 16;
     for (int i = threadIdx.x; i < STAGES * chunks; i += kAllThreads)
@@ -191,15 +193,13 @@ sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ 
     extern __shared__ __align__(1024) char shared[];
     const Ring ring(shared_address(shared) + kBarriersAt);
     const Producer producer{values, b, packed, s};
-    const bool multiplies = threadIdx.x < kThreads, fetches = threadIdx.x / 32 == kWarps;
+    const bool fetches = threadIdx.x >= kThreads;
     int begun = 0;  // stages of A that are on their way
     let_next_start();
     if (fetches && hopper::elected()) {
         ring.init();
 #if B_COLUMN
         hopper::prefetch_map(b);
-#else
-        RowsOfB::init(shared_address(shared));
 #endif
         begun = producer.begin(ring, shared_address(shared), ahead);
         producer.bring_near(begun);
@@ -207,9 +207,6 @@ sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ 
     if (s.n < TILE_N) clear_b(shared);
     __syncthreads();
     wait_for_previous();
-    if (multiplies) consume(ring, s, shared, out, p);
-#if !B_COLUMN
-    else if (!fetches) RowsOfB(b, s).run(shared_address(shared));
-#endif
+    if (!fetches) consume(ring, s, shared, out, p);
     else if (hopper::elected()) producer.run(ring, shared_address(shared), begun);
 }

@@ -1,80 +1,66 @@
-// decode_rows: a b of contiguous rows for sparse_decode.cu, copied by kLoaders threads of a block.
+// decode_rows: a b of contiguous rows for sparse_decode.cu, in stages as in memory: [TILE_K] rows of TILE_N columns.
 //
-// A stage holds TILE_K rows, in the places of sparse_tile.cuh, whose pattern repeats itself after eight rows.  A thread
-// copies the same chunk of every kRowsAtOnce-th row, so that its addresses differ by constants: there are few warps to
-// hide what an address takes.  Rows of fewer columns than the tile are copied as far as they go; the rest of their
-// places are zeros from the start.  A chunk that only begins inside the matrix is filled up with zeros.
-//
-//   barrier    completes when           arrivals
-//   rows[s]    b is there in stage s    one by each thread that copies, once its copies have arrived
+// So a bulk copy brings all rows of a stage.  As boxes of the TMA, which could swizzle them, they take several times as
+// long: a row of 16 bytes costs as much as one of 128.  Eight rows that a matrix load reads lie in all banks if they
+// have 16 bytes, in half of them if they have 32, and in a quarter if they have 64.
 #pragma once
 
-constexpr int kLoaders = TILE_N * kItem / 16 * 32;  // threads: a warp for each 16 bytes of a row
-constexpr int kChunks = TILE_N * kItem / CHUNK;     // of a row
-constexpr int kRowsAtOnce = kLoaders / kChunks;
-constexpr int kRowBarriersAt = kBarriersAt + Ring::bytes;
-static_assert(kRowsAtOnce % 8 == 0 && kBChunks <= 8);
+constexpr int kRowOfB = TILE_N * kItem;  // bytes
 
-// A number of bytes that is not a constant takes nine instructions, so whole chunks have a copy of their own.
-inline void copy_part(unsigned to, const char* from, int bytes) {
-    if constexpr (CHUNK == 16) copy_async(to, from, bytes);
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(to), "l"(from), "r"(bytes) : "memory");
-}
-inline void copy_whole(unsigned to, const char* from) {
-    if constexpr (CHUNK == 16)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(from) : "memory");
+// Rows that lie behind the last one of b: they hold what was in the stage before, such as an infinity.
+inline void clear_rows(char* stage, int rows) {
+    auto* const from = reinterpret_cast<uint4*>(stage + kBAt + rows * kRowOfB);
+    for (int i = threadIdx.x; i < (TILE_K - rows) * (kRowOfB / 16); i += kThreads) from[i] = {};
+    hopper::async_proxy_fence();  // the next copy to this stage comes after it
+    hopper::group_sync(1, kThreads);
 }
 
-class RowsOfB {
-  public:
-    RowsOfB(const char* b, const Shape& s) : b_(b), s_(s), pitch_(s.b_row * kItem) {
-        const int thread = threadIdx.x - kThreads - 32, at = thread % kChunks * CHUNK;
-        row_ = thread / kChunks;
-        first_ = row_ * pitch_ + at;
-        bytes_ = max(0, min(CHUNK, s.n * kItem - at));
-        place_ = place<TILE_K, kBChunks>(row_, at / 16) + at % 16;
-    }
-    static void init(unsigned shared) {
-        for (int stage = 0; stage < STAGES; ++stage) hopper::barrier_init(shared + kRowBarriersAt + 8 * stage, kLoaders);
-        hopper::barrier_init_fence();
-    }
-    static void wait(unsigned shared, const Ring::Position& at) { hopper::barrier_wait(barrier(shared, at), at.phase); }
-
-    void run(unsigned shared) const {
-        Ring::Position at;
-        each_tile(s_, [&](const Place& tile) {
-            const char* from = b_ + tile.batch * s_.b_batch * kItem + first_;
-            for (int k0 = 0; k0 < s_.k; k0 += TILE_K, at.advance(), from += TILE_K * pitch_) {
-                hopper::barrier_wait(empty_barrier(shared, at), at.phase ^ 1);
-                if (bytes_) copy(shared + at.stage * kStageBytes + kBAt + place_, from, s_.k - k0 - row_);
-                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier(shared, at)) : "memory");
+// As load_b_fragments of sparse_tile.cuh.
+inline void load_row_fragments(unsigned (&b)[kTilesN][4], unsigned rows, int step, const Lane& w) {
+    const int matrix = w.lane / 8, line = w.lane % 8;
+    if constexpr (kItem == 2) {
+#pragma unroll
+        for (int f = 0; f < kTilesN; ++f)
+            load_matrices_transposed(b[f], rows + (32 * step + 8 * matrix + line) * kRowOfB + w.column0 * 2 + 16 * f);
+    } else {
+#pragma unroll
+        for (int f = 0; f < kTilesN; f += 2)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int k = 32 * half + 16 * (matrix / 2) + 4 * (line / 2) + line % 2 + 2 * (matrix % 2);
+                unsigned x[4];
+                load_matrices_transposed(x, rows + (64 * step + k) * kRowOfB + w.column0 + 8 * f);
+                b[f][2 * half] = __byte_perm(x[0], x[1], 0x6420);
+                b[f][2 * half + 1] = __byte_perm(x[2], x[3], 0x6420);
+                b[f + 1][2 * half] = __byte_perm(x[0], x[1], 0x7531);
+                b[f + 1][2 * half + 1] = __byte_perm(x[2], x[3], 0x7531);
             }
-        });
     }
+}
 
-  private:
-    static unsigned barrier(unsigned shared, const Ring::Position& at) { return shared + kRowBarriersAt + 8 * at.stage; }
-
-    // This thread's chunks of a stage, of which those of `rows` rows are inside the matrix.
-    void copy(unsigned to, const char* from, int rows) const {
-        constexpr int step = kRowsAtOnce * kBChunks * 16, count = TILE_K / kRowsAtOnce;
-        const long long apart = kRowsAtOnce * pitch_;
-        if (bytes_ == CHUNK && rows > (count - 1) * kRowsAtOnce) {
-#pragma unroll 16
-            for (int i = 0; i < count; ++i, from += apart) copy_whole(to + i * step, from);
-        } else {
-#pragma unroll 1
-            for (int i = 0; i < count; ++i) {
-                const bool inside = i * kRowsAtOnce < rows;
-                copy_part(to + i * step, inside ? from + i * apart : from, inside ? bytes_ : 0);
+// As multiply_stage of sparse_tile.cuh.
+inline void multiply_rows(Sums& sums, unsigned stage, const Lane& w) {
+#pragma unroll
+    for (int part = 0; part < kAtoms / WARPS_K; ++part) {
+        const int atom = part * WARPS_K + w.warp_k;
+        unsigned words[kTilesM][kAtomSteps];
+        load_words(words, stage + kABytes + atom * TILE_M * 16, w);
+#pragma unroll
+        for (int i = 0; i < kAtomSteps; ++i) {
+            const int step = atom * kAtomSteps + i;
+            unsigned b[kTilesN][4];
+            load_row_fragments(b, stage + kBAt, step, w);
+#pragma unroll
+            for (int tile = 0; tile < kTilesM; ++tile) {
+                unsigned a[4];
+                const int row = w.row0 + 16 * tile + w.lane % 16;
+                load_matrices(a, stage + place<TILE_M, kAChunks>(row, 2 * step + w.lane / 16));
+#pragma unroll
+                for (int f = 0; f < kTilesN; ++f) {
+                    if (kItem == 2 && tile % 2) mma_sp<kA, kB, kItem == 2>(sums[tile][f], a, b[f], words[tile - 1][i]);
+                    else mma_sp<kA, kB, 0>(sums[tile][f], a, b[f], words[tile][i]);
+                }
             }
         }
     }
-
-    const char* b_;
-    const Shape& s_;
-    long long pitch_, first_;
-    int row_, bytes_;
-    unsigned place_;
-};
+}
