@@ -11,9 +11,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparse24._dtypes import TABLE
 from sparse24._hybrid.lines import SMALL
 from sparse24._records import Problem
-from sparse24.kernels import pieces, sparse_split, sparse_tile, sparse_wgmma_plan, split_skinny
+from sparse24.kernels import (
+    pieces,
+    sparse_decode,
+    sparse_split,
+    sparse_tile,
+    sparse_wgmma_plan,
+    split_skinny,
+)
 
 # Seconds that a product takes beside its model, which counts a launch as if none came before it, or
 # for float32 does not count that pieces of b are made by another one.
@@ -26,6 +34,12 @@ MEETING = {1: 0.0, 2: -0.9e-6, 4: -0.5e-6, 8: 0.0}
 # mma.sp of float8 becomes products of float16 in registers: seconds for each multiply-add of a
 # block.  From 32 columns on the registers do not suffice.
 EMULATED, SPILLED, MOST_EMULATED = 3.2e-12, 1.6e-11, 16
+
+# `sparse_decode` is modelled for a matrix that may just have been written.  Of a settled one it
+# takes so much of that, by columns of a tile; and more by rows of 32 bytes, which meet in banks of
+# shared memory: docs/benchmarks/log_few_tokens.rst, "Weights that are settled" and "b by rows".
+SETTLED = {8: 0.90, 16: 0.95, 24: 0.98, 32: 1.0, 40: 1.03, 48: 1.06}
+NARROW_ROW, WIDE_ROWS = 16, 1.04
 
 # Three blocks that share a tile along k leave a tenth of the multiprocessors without a cluster.
 THIRDS = 0.3e-6
@@ -74,6 +88,12 @@ def _skinny(problem: Problem, config: Any, facts: dict[str, float]) -> float:
     return seconds
 
 
+def _decode(problem: Problem, config: Any, facts: dict[str, float]) -> float:
+    wide = config.by_rows and config.n * TABLE[problem.dtype].itemsize > NARROW_ROW
+    share = SETTLED[config.n] * (WIDE_ROWS if wide else 1.0)
+    return (share - 1) * sparse_decode.predict(problem, config, facts)
+
+
 def _wgmma(problem: Problem, config: Any, facts: dict[str, float]) -> float:
     seconds = THIRDS if config.parts == 3 else 0.0
     if problem.b_order == "row" and problem.n < WIDE:
@@ -105,8 +125,8 @@ def _split_skinny(problem: Problem, config: Any, facts: dict[str, float]) -> flo
 
 
 _OWN = {
-    "sparse_skinny": _skinny, "sparse_wgmma": _wgmma, "sparse_split": _split,
-    "split_skinny": _split_skinny,
+    "sparse_skinny": _skinny, "sparse_decode": _decode, "sparse_wgmma": _wgmma,
+    "sparse_split": _split, "split_skinny": _split_skinny,
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def problem(**fields) -> Problem:
         ({"b_order": "row", "n": 9}, "copy it"),
         ({"b_order": "row", "aligned": False}, "copy it"),
         ({"b_order": "row", "b_packed": False}, "copy it"),
-        ({"b_order": "row", "n": 24}, "copy it"),
+        ({"b_order": "row", "n": 32}, "copy it"),
         ({"k": 0}, "empty"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -56,7 +56,7 @@ def test_refuses(fields, words):
 def test_blocks_fit_a_multiprocessor(dtype, n, capability, order):
     fields = {"dtype": dtype, "b_dtype": dtype, "n": n, "b_order": order}
     wanted = problem(**fields, compute_capability=capability)
-    if order == "row" and n * sparse_tile.TABLE[dtype].itemsize not in (16, 32, 64):
+    if order == "row" and n * sparse_tile.TABLE[dtype].itemsize not in (16, 32):
         assert "copy it" in sparse_decode.refuses(wanted)
         return
     if capability == 120 and n == 33:  # 99 KB of shared memory
@@ -96,7 +96,7 @@ def test_columns(rng, shape, dtype, n):
         check(sparse_decode, a, b, b_order="column", out_order=out_order)
 
 
-ROWS = [("float16", 8), ("bfloat16", 16), ("float16", 32), ("int8", 16), ("int8", 32)]
+ROWS = [("float16", 8), ("bfloat16", 16), ("int8", 16), ("int8", 32)]
 
 
 @gpu
@@ -120,7 +120,7 @@ def test_every_configuration_by_rows(rng, dtype, n):
 
 
 @gpu
-@pytest.mark.parametrize("n", [8, 16, 32])
+@pytest.mark.parametrize("n", [8, 16])
 def test_rows_behind_the_last_one_are_zeros(rng, n):
     """Codes there are those of the last atom, rows those that the stage had before."""
     k, stage, place = 3272, np.arange(3272) % 512, np.arange(3272) % 4

@@ -166,6 +166,7 @@ inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* o
             if (k0 + TILE_K > s.k) clear_rows(stage, s.k - k0);
             multiply_rows(sums, shared_address(stage), w);
 #endif
+            hopper::async_proxy_fence();  // the next copy to this stage comes after these reads
             __syncwarp();
             ring.release(at.stage);
             at.advance();

@@ -2,7 +2,7 @@
 //
 // So a bulk copy brings all rows of a stage.  As boxes of the TMA, which could swizzle them, they take several times as
 // long: a row of 16 bytes costs as much as one of 128.  Eight rows that a matrix load reads lie in all banks if they
-// have 16 bytes, in half of them if they have 32, and in a quarter if they have 64.
+// have 16 bytes, and in half of them if they have 32.
 #pragma once
 
 constexpr int kRowOfB = TILE_N * kItem;  // bytes
@@ -11,7 +11,6 @@ constexpr int kRowOfB = TILE_N * kItem;  // bytes
 inline void clear_rows(char* stage, int rows) {
     auto* const from = reinterpret_cast<uint4*>(stage + kBAt + rows * kRowOfB);
     for (int i = threadIdx.x; i < (TILE_K - rows) * (kRowOfB / 16); i += kThreads) from[i] = {};
-    hopper::async_proxy_fence();  // the next copy to this stage comes after it
     hopper::group_sync(1, kThreads);
 }
 
