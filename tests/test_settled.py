@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _settled
-from sparse24._records import MAKING, Compressed24
+from sparse24 import _arrays, _autotune, _settled
+from sparse24._records import MAKING, PLAIN, Compressed24, Fused
+from sparse24.kernels.launch import Launcher
 
 M, K = 4096, 4096
 
@@ -78,6 +80,44 @@ def test_views_are_settled_with_the_whole(device):
     device.done = True
     assert _settled.is_settled(a)
     assert _settled.is_settled(view)
+
+
+class Reads(Launcher):
+    """A kernel that reads a settled matrix early; its launches tell what they were given."""
+
+    def __init__(self, *, early: bool):
+        super().__init__()
+        self.reads_early, self.ran = early, []
+
+    def __call__(self, a, b, out, epilogue):
+        self.ran.append(("call", a.settled, epilogue))
+
+    def bind(self, a, b, out, stream):
+        told = functools.partial(self._launch, a.settled, stream, None)
+        told.with_last = functools.partial(self._with_last, a.settled, stream)
+        return told
+
+    def _with_last(self, settled, stream, last):
+        return functools.partial(self._launch, settled, stream, last)
+
+    def _launch(self, settled, bound_to, last, stream):
+        assert stream == bound_to
+        self.ran.append(("launch", settled, last))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_kernel_is_timed_as_it_is_repeated(monkeypatch, early):
+    monkeypatch.setattr(_autotune, "current_stream", lambda: 7)
+    monkeypatch.setattr(_autotune._epilogue, "params", lambda epilogue: epilogue.alpha)
+    kernel, double = Reads(early=early), Fused(alpha=2.0)
+    for e in (PLAIN, double):
+        for _ in range(2):
+            _autotune.as_repeated(kernel, record(), None, None, e)()
+    if early:
+        want = [("launch", True, None)] * 2 + [("launch", True, 2.0)] * 2
+    else:
+        want = [("call", False, PLAIN)] * 2 + [("call", False, double)] * 2
+    assert kernel.ran == want
 
 
 # --- on a GPU -----------------------------------------------------------------------------
