@@ -117,7 +117,7 @@ def measure(
     return time_all(runs)
 
 
-def as_repeated(run: Callable, a: Any, b, out, epilogue: Fused) -> Callable[[], None]:
+def as_repeated(run: Any, a: Any, b, out, epilogue: Fused) -> Callable[[], None]:
     """A call of a candidate as it is made again and again: with a matrix that is settled.
 
     A launcher's own calls do not know that.

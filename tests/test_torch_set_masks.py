@@ -128,3 +128,24 @@ def test_the_state_of_an_optimizer_split_among_ranks_follows_the_masks(alone):
     changed = st.update_masks(net, scheduler, optimizer)["0"] ^ old
     assert (changed & moved).any()
     assert (momentum != 0).equal(moved & ~changed)
+
+
+def test_the_states_of_several_optimizers_follow_the_masks():
+    net = st.sparsify(
+        torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.Linear(16, 32)), {"*": {}}
+    )
+    optimizers = [torch.optim.Adam(layer.parameters(), lr=0.1) for layer in net]
+    scheduler = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=1), S.RandomScores()))
+    net(torch.randn(5, 32)).sum().backward()
+    old = {name: mask.clone() for name, mask in st.update_masks(net, scheduler, optimizers).items()}
+    for optimizer in optimizers:
+        optimizer.step()
+    masks = st.update_masks(net, scheduler, tuple(optimizers))
+    for name, layer, optimizer in zip("01", net, optimizers, strict=True):
+        changed = masks[name] ^ old[name]
+        assert changed.any()
+        assert not optimizer.state[layer.weight]["exp_avg"][changed].any()
+    with pytest.raises(ArgumentError, match="none; make it anew"):
+        st.update_masks(net, scheduler, [torch.optim.SGD(model().parameters(), lr=0.1)])
+    with pytest.raises(ArgumentError, match=r"torch\.optim, got 'adam'"):
+        st.update_masks(net, scheduler, [*optimizers, "adam"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -35,9 +35,10 @@ def update_masks(
         while their masks are 2:4, densely with other masks, and without a mask in dense phases.
         To the scheduler the weight (e, m, k) of experts is one layer.
     scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
-    optimizer : torch.optim.Optimizer, optional
+    optimizer : torch.optim.Optimizer or sequence of them, optional
         Its state is adapted to the changed masks, as `policy` says, in place; that of a
-        `ZeroRedundancyOptimizer` on the rank that has it.
+        `ZeroRedundancyOptimizer` on the rank that has it.  Of several, those together that have
+        the sparse weights.
     policy : str
         See `sparse24.schedule.mask_slots`.
     grown : {"keep", "zero"}
@@ -86,8 +87,7 @@ def update_masks(
     _check.one_of(policy, POLICIES, argument="policy")
     _check_scheduler(scheduler)
     layers, weights = _masked_layers(model)
-    if optimizer is not None:
-        _check_optimizer(optimizer, weights)
+    optimizers = _optimizers(optimizer, weights)
     gradients = {n: w.grad for n, w in weights.items() if w.grad is not None}
     _check_groups(_state(scheduler, weights), layers)
     masks = scheduler.step(weights=weights, gradients=gradients or None)
@@ -96,8 +96,8 @@ def update_masks(
     patterns = {name: recipe.pattern for recipe, names in groups for name in names}
     for event in scheduler.events:
         layer, mask = layers[event.name], masks[event.name]
-        if optimizer is not None:
-            _treat_state(layer, mask, optimizer, policy)
+        for own in optimizers:
+            _treat_state(layer, mask, own, policy)
         if layer.mask is not None and (lifted if event.sparsity == 0 else grown) == "zero":
             with torch.no_grad():
                 layer.weight.masked_fill_(mask & ~layer.mask, 0.0)
@@ -167,18 +167,23 @@ def _check_scheduler(scheduler) -> None:
         )
 
 
-def _check_optimizer(optimizer, weights: Mapping[str, Tensor]) -> None:
-    if not isinstance(getattr(optimizer, "state", None), Mapping):
-        raise ArgumentError(f"optimizer must be one of torch.optim, got {_check.shown(optimizer)}")
-    groups = getattr(optimizer, "param_groups", None)
-    if groups is None:  # of another library
-        return
-    own = {id(parameter) for group in groups for parameter in group["params"]}
+def _optimizers(given, weights: Mapping[str, Tensor]) -> Sequence:
+    """One optimizer, several or none, as a sequence; with weights of the sparse layers."""
+    optimizers = given if isinstance(given, list | tuple) else () if given is None else (given,)
+    for optimizer in optimizers:
+        if not isinstance(getattr(optimizer, "state", None), Mapping):
+            shown = _check.shown(optimizer)
+            raise ArgumentError(f"optimizer must be one of torch.optim, got {shown}")
+    groups = [getattr(optimizer, "param_groups", None) for optimizer in optimizers]
+    if not optimizers or None in groups:  # of another library
+        return optimizers
+    own = {id(parameter) for part in groups for group in part for parameter in group["params"]}
     if all(id(weight) not in own for weight in weights.values()):
         raise ArgumentError(
             "optimizer must have weights of the model's sparse layers, and has none; make it anew "
             "where these are other parameters now, as after load_state_dict(assign=True)"
         )
+    return optimizers
 
 
 def _masked_layers(
