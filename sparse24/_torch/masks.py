@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -174,7 +175,7 @@ def _optimizers(given, weights: Mapping[str, Tensor]) -> Sequence:
         if not isinstance(getattr(optimizer, "state", None), Mapping):
             shown = _check.shown(optimizer)
             raise ArgumentError(f"optimizer must be one of torch.optim, got {shown}")
-    groups = [getattr(optimizer, "param_groups", None) for optimizer in optimizers]
+    groups: list[Any] = [getattr(optimizer, "param_groups", None) for optimizer in optimizers]
     if not optimizers or None in groups:  # of another library
         return optimizers
     own = {id(parameter) for part in groups for group in part for parameter in group["params"]}
