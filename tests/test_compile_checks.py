@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 
 pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
 
 from sparse24._arrays import cupy_module
 from sparse24._errors import CompileError
-from sparse24.kernels import epilogue, loader, targets
+from sparse24._records import PLAIN, Problem
+from sparse24.kernels import (
+    epilogue,
+    hybrid_gather,
+    loader,
+    pieces,
+    sparse_decode,
+    sparse_matvec,
+    sparse_mma,
+    sparse_skinny,
+    sparse_tile,
+    targets,
+    transpose,
+)
 
 pytestmark = pytest.mark.usefixtures("disassembler")
 
@@ -31,12 +47,46 @@ NARROW_EPILOGUES = [
 ]  # fmt: skip
 
 
-# Bytes that a kernel keeps on a stack all the same, by its macros: scatter with units of 128
-# columns, by 97 columns of b and more, where the two blocks of a band cannot form a cluster.
+def _of_other_chips() -> Iterator[targets.Target]:
+    """What is chosen there of kernels whose own checks are for some of their chips alone."""
+    for capability, arch in ((100, "sm_100a"), (120, "sm_120")):
+        for (dtype, out, n), order in itertools.product(
+            (("float16", "float16", 8), ("bfloat16", "bfloat16", 32), ("int8", "int32", 16)),
+            ("column", "row"),
+        ):
+            wanted = Problem(
+                4096, n, 4096, 1, dtype, dtype, out, order, order, compute_capability=capability
+            )
+            for kernel, defines in (
+                (sparse_decode, sparse_decode.defines),
+                (sparse_skinny, sparse_tile.defines), (sparse_mma, sparse_tile.defines),
+            ):  # fmt: skip
+                if kernel.refuses(wanted) is None and kernel.configs(wanted):
+                    macros = defines(wanted, kernel.configs(wanted)[0], PLAIN)
+                    yield targets.Target(kernel.__name__.rpartition(".")[2], macros, arch, None)
+    for stem, module, others in (
+        ("sparse_split", pieces, ("sm_80", "sm_100a", "sm_120")),
+        ("transpose", transpose, ("sm_80", "sm_100a", "sm_120")),
+        ("hybrid_gather", hybrid_gather, ("sm_100a",)),
+        ("sparse_matvec", sparse_matvec, ("sm_100a",)),
+    ):
+        for macros, arch, instruction in module.COMPILE_CHECKS:
+            if arch == "sm_90a":
+                yield from (targets.Target(stem, macros, other, instruction) for other in others)
+
+
+# Bytes that a kernel keeps on a stack all the same, by its macros and its chip: scatter with units
+# of 128 columns, by 97 columns of b and more, where the two blocks of a band cannot form a cluster;
+# a matrix of float32 by eight columns.
 STACKS = {
-    (("ELEMENT", "bfloat16"), ("TILES", 16), ("STAGES", 4), ("BATCH", 9), ("EARLY", 2),
-     ("BASE", 0), ("CLUSTER", 1), ("UNIT_COLUMNS", 128), ("BY_WARPS", 0), ("SHARING", 0)): 72,
+    ((("ELEMENT", "bfloat16"), ("TILES", 16), ("STAGES", 4), ("BATCH", 9), ("EARLY", 2),
+      ("BASE", 0), ("CLUSTER", 1), ("UNIT_COLUMNS", 128), ("BY_WARPS", 0), ("SHARING", 0)),
+     "sm_90a"): 72,
+    ((("COLUMNS", 8), ("PAIRS", 2), ("PARTS", 1), ("B_COLUMN", 1), ("OUTPUT", "float32"),
+      ("EPILOGUE", 0), ("ACTIVATION", 0)), "sm_100a"): 128,
 }  # fmt: skip
+# And by its name and its chip.
+STACKS_OF_OTHER_CHIPS = {("sparse_decode", "sm_120"): 8}
 
 # The compiler of the recorded runs.  Others give some kernels a few bytes on a stack: 13.2 eight of
 # them, 12.8 twelve.
@@ -46,7 +96,7 @@ RECORDED = 13, 0
 def _together() -> dict[str, list[targets.Target]]:
     """The targets of each kernel and chip, which are disassembled together."""
     found: dict[str, list[targets.Target]] = {}
-    for target in [*targets.targets(), *NARROW_EPILOGUES]:
+    for target in [*targets.targets(), *NARROW_EPILOGUES, *_of_other_chips()]:
         found.setdefault(f"{target.stem}-{target.arch}", []).append(target)
     return found
 
@@ -60,7 +110,8 @@ def _complaints(target: targets.Target, code: str, kernels: dict[str, targets.Re
         if used.local:
             yield f"{name} spills {used.local} bytes"
         if cupy_module().cuda.nvrtc.getVersion() == RECORDED:
-            expected = STACKS.get(target.defines, 0)
+            of_chip = STACKS_OF_OTHER_CHIPS.get((target.stem, target.arch), 0)
+            expected = STACKS.get((target.defines, target.arch), of_chip)
             if used.stack != expected:
                 yield f"{name} keeps {used.stack} bytes on a stack"
     for line in targets.overwritten(code):
