@@ -14,6 +14,7 @@ from sparse24 import (
     _elementwise,
     _excess,
     _record_parts,
+    _settled,
     _storage,
 )
 from sparse24._records import Compressed24, Operand24
@@ -42,6 +43,7 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
         object.__setattr__(self, "_cache", {})  # metadata in the other order, made at first use
         object.__setattr__(self, "_plans", {})  # prepared launches, by signature of b
         object.__setattr__(self, "_transpose", None)  # the transposed view, made at first use
+        _settled.note_capture(operand)
 
     # --- what it is ---------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ class Calibration:
 
     def update(self, inputs, targets=None) -> None:
         """Add a batch of inputs (..., k) and, if those before came with them, targets."""
+        _foreign.follow(inputs)  # the sums so far may come from other streams
         with _foreign.stream_of(inputs):  # whose memory is soon another tensor's
             self._add(inputs, targets)
         _foreign.join(inputs)  # the statistics may be read on CuPy's stream
@@ -154,6 +155,7 @@ class Calibration:
         ArgumentError
             If there were no inputs, or neither targets nor `dense`.
         """
+        _foreign.follow(pruned)
         with _foreign.stream_of(pruned):
             return self._new_bias(pruned, dense, bias)
 

@@ -19,7 +19,6 @@ from sparse24 import (
 )
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._moved_layout import laying_out
 from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 from sparse24._target import Result
@@ -85,11 +84,9 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
         launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
         _foreign.make_current()
-        with laying_out:  # a launcher remembers launches of all threads
-            launched.run()
     else:
         launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
-        launched.run()
+    launched.run()
     if aux is not None:
         _copy_back(epilogue.aux, aux)
     if _copy_back(flat_out, out):

@@ -194,8 +194,23 @@ def is_torchs(x: Any) -> bool:
 
 def join(x: Any) -> None:
     """Let CuPy's current stream wait for work that went to a tensor's, as within `stream_of`."""
-    if _arrays.is_torch(x) and x.is_cuda and not _arrays.captures_work_on(x):
+    if _orders_streams(x):
         _join(x)
+
+
+def follow(x: Any) -> None:
+    """Let work that goes to a tensor's stream wait for that of CuPy's current one."""
+    apart = _apart(x) if _orders_streams(x) else None
+    if apart is not None:
+        ours, theirs = apart
+        theirs.wait_stream(ours)
+
+
+def _orders_streams(x: Any) -> bool:
+    """Whether a tensor has a stream, and no graph is captured, which orders its own work."""
+    if not _arrays.is_torch(x) or not x.is_cuda:
+        return False
+    return not _arrays.captures_work_on(x) and not _arrays.is_capturing()
 
 
 @contextlib.contextmanager
@@ -208,11 +223,20 @@ def makes_of(x: Any) -> Iterator[None]:
 
 def _join(x) -> None:
     """Order CuPy's current stream after torch's, which may be that of another device."""
+    apart = _apart(x)
+    if apart is not None:
+        ours, theirs = apart
+        ours.wait_stream(theirs)
+
+
+def _apart(x: Any) -> tuple[Any, Any] | None:
+    """CuPy's current stream and torch's for a tensor, as torch has them; None if they are one."""
     torch, cuda = sys.modules["torch"], _arrays.cupy_module().cuda
     ours, here = cuda.get_current_stream().ptr, cuda.runtime.getDevice()
     theirs = torch.cuda.current_stream(x.device)
-    if (ours, here) != (theirs.cuda_stream, x.device.index):
-        _arrays.torch_stream_at(ours, torch.device("cuda", here)).wait_stream(theirs)
+    if (ours, here) == (theirs.cuda_stream, x.device.index):
+        return None
+    return _arrays.torch_stream_at(ours, torch.device("cuda", here)), theirs
 
 
 def _cuda_view(x):

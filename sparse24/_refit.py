@@ -62,6 +62,7 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     array([[7., 0., 0., 3.]])
     """
     damping = _check.positive(damping, argument="damping")
+    _foreign.follow(pruned)  # a calibration may come from other streams
     with _foreign.stream_of(pruned):
         return _refitted(pruned, dense, calibration, mask, damping)
 

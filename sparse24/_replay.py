@@ -188,9 +188,7 @@ def _run(launched: Launched, *, vector: bool, transposed: bool) -> Callable[[Any
     lay = _ready_cpu.as_matrices(vector=vector, transposed=transposed)
 
     def run(x: Any, out: Any) -> None:
-        operands = lay(x, out) if lay else (x, out)
-        with laying_out:
-            launcher(a, *operands, PLAIN)
+        launcher(a, *(lay(x, out) if lay else (x, out)), PLAIN)
 
     return run
 

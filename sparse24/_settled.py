@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparse24 import _arrays
-from sparse24._records import MAKING, Compressed24
+from sparse24._records import MAKING, Compressed24, Operand24
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED (cuda.h)
 
@@ -31,12 +31,17 @@ class Making:
     ----------
     event : cupy.cuda.Event or None
         Behind it; None if it may be made anew.
+
+    Attributes
+    ----------
+    may_end : bool
+        False if it may be made anew.
     """
 
-    __slots__ = ("_event", "_has_ended")
+    __slots__ = ("_event", "_has_ended", "may_end")
 
     def __init__(self, event: Any):
-        self._event, self._has_ended = event, False
+        self._event, self._has_ended, self.may_end = event, False, event is not None
 
     @classmethod
     def before_now(cls) -> Making:
@@ -44,17 +49,25 @@ class Making:
 
         While that is captured the matrix may be made by the graph, anew at every replay.
         """
-        return cls(None if _arrays.is_capturing() else _recorded())
-
-    @property
-    def may_end(self) -> bool:
-        return self._event is not None
+        return MADE_ANEW if _arrays.is_capturing() else cls(_recorded())
 
     def has_ended(self) -> bool:
-        if not self._has_ended and self._event is not None:
+        event = self._event  # once: another thread may find that it has passed
+        if event is not None:
             with _relaxed():
-                self._has_ended = self._event.done
+                if event.done:
+                    self._has_ended, self._event = True, None
         return self._has_ended
+
+
+MADE_ANEW = Making(None)
+
+
+def note_capture(operand: Operand24) -> None:
+    """Have the stored matrices of a new array never settle if a graph that is captured makes it."""
+    for record in (operand.rows, operand.columns):
+        if record is not None and _arrays.is_cupy(record.values) and _arrays.is_capturing():
+            record.derived.setdefault(MAKING, MADE_ANEW)
 
 
 def is_settled(record: Compressed24) -> bool:

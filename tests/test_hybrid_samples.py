@@ -114,28 +114,25 @@ def test_what_shared_memory_does_not_hold_is_not_measured(
 
 
 def test_products_that_can_be_captured_run_once_in_threads_before_any_is_timed():
-    """On one stream, which keeps workspaces, so that kernels compile side by side."""
-    ran, threads = [], []
+    """Each in a stream of its own, so that kernels compile side by side."""
+    ran, streams = [], []
 
-    class Stream:
-        def __enter__(self):
-            threads.append(threading.get_ident())
+    @contextlib.contextmanager
+    def stream(**how):
+        streams.append(threading.get_ident())
+        yield SimpleNamespace(synchronize=lambda: ran.append("synchronize"))
 
-        def __exit__(self, *_):
-            pass
-
-        def synchronize(self):
-            ran.append("synchronize")
-
-    stream = Stream()
-    cuda = SimpleNamespace(Device=contextlib.nullcontext, get_current_stream=lambda: stream)
+    cuda = SimpleNamespace(
+        Device=contextlib.nullcontext, Stream=stream,
+        get_current_stream=lambda: SimpleNamespace(synchronize=lambda: ran.append("operands")),
+    )  # fmt: skip
     one = functools.partial(hybrid_samples._Sample, "rows/1", (1.0, 1.0))
     found = [one([lambda: ran.append("first"), lambda: ran.append("copy")])]
     found += [one([lambda: ran.append("cublas")], captured=False)]
     hybrid_samples._compile(SimpleNamespace(cuda=cuda), found)
-    assert ran == ["first", "synchronize"]
-    assert len(threads) == 1
-    assert threads != [threading.get_ident()]
+    assert ran == ["operands", "first", "synchronize"]
+    assert len(streams) == 1
+    assert streams != [threading.get_ident()]
 
 
 def test_strips_are_measured_as_they_are_chosen_without_their_exchange(measured, large):

@@ -11,7 +11,7 @@ import pytest
 
 import sparse24 as s24
 from sparse24 import _arrays, _autotune, _settled
-from sparse24._records import MAKING, PLAIN, Compressed24, Fused
+from sparse24._records import MAKING, PLAIN, Compressed24, Fused, Operand24
 from sparse24.kernels.launch import Launcher
 
 M, K = 4096, 4096
@@ -71,6 +71,18 @@ def test_what_a_graph_may_make_never_settles(device):
     assert not _settled.will_settle(a)
     assert not _settled.is_settled(a)
     assert device.events == 0
+
+
+def test_what_is_made_in_a_capture_never_settles(device, monkeypatch):
+    records = record(), record()
+    monkeypatch.setattr(_arrays, "is_cupy", lambda x: True)
+    device.done = True
+    for a, capturing in zip(records, (True, False), strict=True):
+        device.capturing = capturing
+        _settled.note_capture(Operand24(a, None, None, a.shape, a.dtype))
+        device.capturing = False
+        assert _settled.will_settle(a) != capturing
+        assert _settled.is_settled(a) != capturing
 
 
 def test_views_are_settled_with_the_whole(device):

@@ -129,9 +129,39 @@ def test_statistics_of_a_tensor_can_be_read_on_the_stream_of_cupy(monkeypatch):
     capturing = SimpleNamespace(is_cuda=True, captured=True)
     follows = SimpleNamespace(is_cuda=True, captured=False)
     monkeypatch.setattr(_arrays, "captures_work_on", lambda x: x.captured)
-    for given in (W, SimpleNamespace(is_cuda=False), capturing, follows):
-        _foreign.join(given)
+    for ours in (True, False):
+        monkeypatch.setattr(_arrays, "is_capturing", lambda ours=ours: ours)
+        for given in (W, SimpleNamespace(is_cuda=False), capturing, follows):
+            _foreign.join(given)
     assert ordered[1:] == [follows]
+
+
+def test_sums_of_a_tensor_follow_those_of_other_streams(monkeypatch):
+    """Joined to CuPy's stream behind each batch, for which the next batch waits."""
+    torch, order = pytest.importorskip("torch"), []
+    monkeypatch.setattr(_foreign, "follow", lambda x: order.append("follow"))
+    monkeypatch.setattr(_foreign, "join", lambda x: order.append("join"))
+    x = torch.ones(3, 16)
+    calibration = s24.Calibration(bias=True)
+    take = _foreign.take
+    monkeypatch.setattr(_foreign, "take", lambda x, **how: order.append("sums") or take(x, **how))
+    calibration.update(x)
+    assert order == ["follow", "sums", "join"]
+    pruned = s24.prune(torch.ones(4, 16))
+    order.clear()
+    s24.refit(pruned, torch.ones(4, 16), calibration)
+    assert order[0] == "follow"
+
+
+def test_work_on_a_tensor_can_follow_that_of_cupy(monkeypatch):
+    ours, theirs = Stream(7, 0), Stream(9, 0)
+    monkeypatch.setattr(_foreign, "_orders_streams", lambda x: x is not None)
+    for apart in ((ours, theirs), None):
+        monkeypatch.setattr(_foreign, "_apart", lambda x, apart=apart: apart)
+        _foreign.follow("tensor")
+    _foreign.follow(None)
+    assert theirs.before == [(7, 0)]
+    assert not ours.before
 
 
 @pytest.mark.gpu

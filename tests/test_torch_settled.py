@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -12,8 +15,59 @@ torch = pytest.importorskip("torch")
 from sparse24._torch import settled  # noqa: E402
 from sparse24.torch import to_sparse_semi_structured  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.stem("sparse_decode")]
 M, K, N = 4096, 4096, 8
+
+
+def gpu_test(function):
+    return pytest.mark.gpu(pytest.mark.stem("sparse_decode")(function))
+
+
+# --- without a GPU ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def all_is_done(monkeypatch):
+    """Events on the device, which all have passed."""
+    made = SimpleNamespace(has_ended=lambda: True, may_end=True)
+    monkeypatch.setattr(settled.Making, "before_now", lambda: made)
+    monkeypatch.setattr(settled._foreign, "stream_of", lambda x: contextlib.nullcontext())
+
+
+def packed(seed: int):
+    torch.manual_seed(seed)
+    return to_sparse_semi_structured(torch.from_numpy(s24.prune(torch.randn(8, 16).numpy())))
+
+
+def test_a_copy_makes_it_unsettled_until_it_is_multiplied_again(all_is_done):
+    a, x = packed(0), torch.ones(1, 16)
+    settled.note(*a.parts, x)
+    assert settled.are_settled(*a.parts)
+    a.copy_(packed(1))
+    assert not settled.are_settled(*a.parts)
+    settled.note(*a.parts, x)
+    assert settled.are_settled(*a.parts)
+    layer = torch.nn.Linear(16, 8, bias=False)
+    layer.weight = torch.nn.Parameter(a, requires_grad=False)
+    layer.load_state_dict({"weight": packed(2)})
+    assert not settled.are_settled(*layer.weight.parts)
+
+
+def test_values_with_other_codes_are_not_settled(all_is_done):
+    a, x = packed(0), torch.ones(1, 16)
+    settled.note(*a.parts, x)
+    values, codes = a.parts
+    assert settled.are_settled(values, codes)
+    assert not settled.are_settled(values, codes.clone())
+
+
+@torch.inference_mode()
+def test_what_torch_does_not_count_is_never_settled(all_is_done):
+    values, codes = packed(0).parts
+    settled.note(values, codes, torch.ones(1, 16))
+    assert not settled.are_settled(values, codes)
+
+
+# --- on a GPU -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -38,12 +92,14 @@ def product(x, weight):
     return (x.double() @ weight.double().T).half()
 
 
+@gpu_test
 @torch.no_grad()
 def test_a_layer_that_is_written_in_place(drawn):
     weights, x = drawn
     layer, others = layer_of(weights[0]), [to_sparse_semi_structured(w) for w in weights]
     for turn in range(12):
         layer.weight.copy_(others[turn % 2])
+        assert not settled.are_settled(*layer.weight.parts)
         for _ in range(1 + turn % 3):
             assert torch.equal(layer(x), product(x, weights[turn % 2]))
         torch.cuda.synchronize()
@@ -51,6 +107,7 @@ def test_a_layer_that_is_written_in_place(drawn):
         assert settled.are_settled(*layer.weight.parts)
 
 
+@gpu_test
 @torch.no_grad()
 @pytest.mark.parametrize("warm", [1, 3])
 def test_a_layer_in_a_graph(drawn, warm):
@@ -73,6 +130,7 @@ def test_a_layer_in_a_graph(drawn, warm):
             assert torch.equal(got, product(given, weight))
 
 
+@gpu_test
 @torch.inference_mode()
 def test_inference_tensors_are_never_settled(drawn):
     (weight, _), x = drawn

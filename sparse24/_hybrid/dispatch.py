@@ -64,7 +64,7 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
 
 def multiply_together(h, stack, out, algorithm: str, balance: bool) -> DenseStack | None:
     """out = h @ stack in one launch, if those of cuBLAS are the choice; else None, and none ran."""
-    if h.device == "cpu" or not (stack.size and out.size):
+    if h.device == "cpu" or not (stack.size and out.size) or stack.shape[-1] > MOST_COLUMNS:
         return None
     _foreign.make_current()
     views = flat_views(stack, out)

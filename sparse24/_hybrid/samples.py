@@ -228,19 +228,17 @@ def _csr_rows(cupy, bits):
 
 
 def _compile(cupy, samples: Sequence[_Sample]) -> None:
-    """Run each product once, in threads, which compile kernels side by side.
-
-    All on one stream, as each stream keeps workspaces for good.
-    """
-    device, stream = cupy.cuda.Device(), cupy.cuda.get_current_stream()
+    """Run each product once, in threads, which compile kernels side by side."""
+    device = cupy.cuda.Device()
 
     def run(one: _Sample) -> None:
-        with device, stream:
+        with device, cupy.cuda.Stream(non_blocking=True) as stream:
             one.calls[0]()
+            stream.synchronize()
 
+    cupy.cuda.get_current_stream().synchronize()  # what the operands are made by
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(run, [one for one in samples if one.captured]))
-    stream.synchronize()
 
 
 def _time(cupy, sample: _Sample) -> float:

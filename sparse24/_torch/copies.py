@@ -56,6 +56,7 @@ def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         given = [part.clone() for part in (*given[2:], *given[:2])]  # it may be `to` itself, turned
     for part, new in zip(to.parts, given, strict=False):  # `to` may have one orientation
         part.copy_(new, non_blocking)
+        torch.autograd.graph.increment_version(part)  # which torch does not do below its dispatch
     return to
 
 

@@ -36,10 +36,9 @@ def update_masks(
         while their masks are 2:4, densely with other masks, and without a mask in dense phases.
         To the scheduler the weight (e, m, k) of experts is one layer.
     scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
-    optimizer : torch.optim.Optimizer or sequence of them, optional
+    optimizer : torch.optim.Optimizer, or list or tuple of them, optional
         Its state is adapted to the changed masks, as `policy` says, in place; that of a
-        `ZeroRedundancyOptimizer` on the rank that has it.  Of several, those together that have
-        the sparse weights.
+        `ZeroRedundancyOptimizer` on the rank that has it.
     policy : str
         See `sparse24.schedule.mask_slots`.
     grown : {"keep", "zero"}

@@ -38,7 +38,7 @@ from sparse24._torch.parts import (
     record_of,
     without_autocast,
 )
-from sparse24._torch.settled import are_settled, note
+from sparse24._torch.settled import are_settled, made, note
 
 FORMS = ("x@At", "x@A", "A@b", "At@b")
 
@@ -52,7 +52,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
     key = torch_repack.packing_key(x, mask, transposable)
     known = torch_replay.find(key)
     if known is not None:
-        return known(x, mask)
+        return made(known(x, mask))
     with _foreign.stream_of(x):
         array, dtype = _foreign.view_of(x), dtype_of(x)
         records: tuple[Compressed24, ...]
@@ -67,7 +67,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
             records = tuple(_by_mask(a, m, dtype, axis) for (a, m), axis in zip(turns, (-1, -2)))
         if key is not None:
             torch_replay.keep(key, torch_repack.Packing.of(x, mask, transposable))
-        return [_foreign.to_torch(part) for record in records for part in parts_of(record)]
+        return made([_foreign.to_torch(part) for record in records for part in parts_of(record)])
 
 
 def _by_mask(array, keep, dtype: _dtypes.DType, axis: int) -> Compressed24:

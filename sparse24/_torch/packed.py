@@ -173,7 +173,7 @@ class Packed:
 
     def _let_others_take(self, key: tuple, plan: Any) -> None:
         """Share a plan that is one launch, and reads the tensors of this layer as they are."""
-        if type(plan) is not ReadyProduct or plan.own != self._addresses:
+        if type(plan) is not ReadyProduct or plan.waits or plan.own != self._addresses:
             return
         mine, its = (None if p is None else p.argument.tobytes() for p in (self._last, plan.last))
         if mine == its:
