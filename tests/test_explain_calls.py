@@ -70,6 +70,7 @@ def gpu(monkeypatch):
     put(_arrays, "is_cupy", lambda x: isinstance(x, Array))
     put(_arrays, "namespace", lambda x: cuda if isinstance(x, Array) else np)
     put(_arrays, "cupy_module", lambda: cuda)
+    put(_arrays, "is_capturing", lambda: False)
     put(_arrays, "cuda_available", lambda: False)  # advice is for an H200 then
     put(_cuda_graphs, "keeping", lambda *of: contextlib.nullcontext())
     put(_foreign, "take", lambda x, **how: (x, _foreign.identity))
