@@ -72,9 +72,8 @@ class Calibration:
     def update(self, inputs, targets=None) -> None:
         """Add a batch of inputs (..., k) and, if those before came with them, targets."""
         _foreign.follow(inputs)  # the sums so far may come from other streams
-        with _foreign.stream_of(inputs):  # whose memory is soon another tensor's
+        with _foreign.makes_of(inputs):  # whose memory is soon another tensor's
             self._add(inputs, targets)
-        _foreign.join(inputs)  # the statistics may be read on CuPy's stream
 
     def _add(self, inputs, targets) -> None:
         x = self._rows(inputs, "inputs", None if self._moment is None else len(self._moment))

@@ -69,11 +69,11 @@ def _anew(
     call, alike, record = with_own_type(call, x), None, a.multiplied(from_left=from_left)
     settled = record is not None and _settled.is_settled(record)
     if plans is not None and key is not None:
-        facts = {"from_left": from_left, "settled": settled}
-        alike = _shared_plans.key_of(a, x, out, call, key, **facts)
+        alike = _shared_plans.key_of(a, x, out, call, key, from_left=from_left, settled=settled)
         ready = _shared_plans.find(alike, a, x, out, call, from_left=from_left)
         if ready is not None:
-            _keep(plans, key, ready, record, x)
+            if not _may_improve(ready, record, x):
+                _replay.keep(plans, key, ready)
             if _replay.can_repeat(ready, x):
                 return _replay.repeat(ready, x, out, call)
     with _foreign.stream_of(x):
@@ -89,19 +89,21 @@ def _anew(
         plan = _replay.remember(
             plans, key, launched, x, product, call, make_epilogue, from_left=from_left
         )
-        if plan is not None and _shared_plans.share(alike, plan, launched, make_epilogue):
-            _keep(plans, key, plan, record, x)
+        if (
+            plan is not None
+            and _shared_plans.share(alike, plan, launched, make_epilogue)
+            and _may_improve(plan, record, x)
+        ):
+            plans.pop(key, None)  # until then the shared one serves this array, too
     return product
 
 
-def _keep(plans: Plans, key: tuple, plan: ReadyProduct, record: Compressed24 | None, x) -> None:
-    """Remember what is shared, but for what may yet be planned better: once `record` is settled."""
-    if plan.waits and record is not None:
-        with _foreign.stream_of(x):
-            if _settled.will_settle(record):
-                plans.pop(key, None)
-                return
-    _replay.keep(plans, key, plan)
+def _may_improve(plan: ReadyProduct, record: Compressed24 | None, x) -> bool:
+    """Whether a product can be planned better once its sparse operand is settled, if it will be."""
+    if not plan.waits or record is None:
+        return False
+    with _foreign.stream_of(x):
+        return _settled.will_settle(record)
 
 
 def _is_stack(x) -> bool:

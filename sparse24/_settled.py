@@ -66,8 +66,10 @@ MADE_ANEW = Making(None)
 def note_capture(operand: Operand24) -> None:
     """Have the stored matrices of a new array never settle if a graph that is captured makes it."""
     for record in (operand.rows, operand.columns):
-        if record is not None and _arrays.is_cupy(record.values) and _arrays.is_capturing():
-            record.derived.setdefault(MAKING, MADE_ANEW)
+        if record is None or MAKING in record.derived or not _arrays.is_cupy(record.values):
+            continue
+        if _arrays.is_capturing():
+            record.derived[MAKING] = MADE_ANEW
 
 
 def is_settled(record: Compressed24) -> bool:

@@ -18,13 +18,15 @@ def problem(m, n, k, dtype="float16", order="column", **fields) -> Problem:
     return Problem(m, n, k, 1, dtype, dtype, out, order, order, **fields)
 
 
+def scale(kernel: str) -> float:
+    return _tuning_cache.SCALES.get(kernel, 1.0)
+
+
 def chosen(case: Problem) -> _planner.Candidate:
-    scale = lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0)  # noqa: E731
     return _planner.fastest(case, H100, dense=False, scale=scale)
 
 
-def ranked(case):
-    scale = lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0)  # noqa: E731
+def ranked(case: Problem) -> list[_planner.Candidate]:
     return _planner.rank(case, H100, dense=False, scale=scale)
 
 

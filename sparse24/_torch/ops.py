@@ -99,7 +99,8 @@ def product(
         return _dense_product(parts, m, k, dense, left=left)
     settled = len(stored) > 0 and are_settled(*stored)
     key = torch_replay.product_key(parts[0], dense, bias, m, k, form) if stored else None
-    known = torch_replay.find(key and (*key, settled))
+    key = key and (*key, settled)
+    known = torch_replay.find(key)
     added = None if bias is None else _as_added(bias, parts[0], dense)
     if known is not None:
         return known(*stored, dense, added)
@@ -115,7 +116,7 @@ def product(
         product = _foreign.to_torch(out)
         if launched is not None:
             launched = launched._replace(settled=settled)
-            torch_replay.remember(key and (*key, settled), launched, product)
+            torch_replay.remember(key, launched, product)
             if launched.waits:
                 note(stored[0], stored[1], dense)
         return product
