@@ -14,12 +14,16 @@ PANEL_BYTES = PANEL * 16
 MOST_HELD = 2  # panels that fit into shared memory beside the sums
 MOST_PANELS, MOST_CLUSTER = 16, 8  # panels of a matrix; blocks of a cluster
 MOST_WARPS = 32
-WIDE = 16  # columns, which take so many registers that 24 warps have them
-# Warps of a block where fewer take less time, by columns: up to so many words of a multiprocessor.
-# A block of few warps starts sooner, and beside the one before it (docs/benchmarks/log_hybrid.rst).
+WIDE, WIDE_WARPS = 16, 24  # columns that take so many registers that 24 warps have them
+# Warps of a block where fewer than 32 take less time, by columns: up to so many words of a
+# multiprocessor, from so many to so many.  A block of few warps starts sooner, and beside the one
+# before it.  By 4 columns two blocks of 24 warps have room at once, by 8 two of 20; such a launch
+# may put two blocks on one multiprocessor and none on another, and then takes up to 1.5 times as
+# long (docs/benchmarks/log_hybrid.rst, "Gather: blocks that leave no room for another").
 FEWER_WARPS = {
-    1: ((2000, 8), (4500, 24)), 2: ((2000, 8), (4500, 24)), 4: ((16000, 24),), 8: ((26000, 24),),
-    WIDE: ((np.inf, 24),),
+    1: ((2000, 8, 8), (4500, 20, 24), (12000, 25, 32)),
+    2: ((2000, 8, 8), (4500, 20, 24), (12000, 25, 32)),
+    4: ((16000, 25, 32),), 8: ((40000, 24, 32),),
 }  # fmt: skip
 START_ROWS = 48  # rows of the matrix that take as long as to begin a block and read its panel
 START_UNITS = 0.3  # the same in units, for blocks that run at once
@@ -98,7 +102,8 @@ def dealt(
 def _seconds(units: Units, config: Config, panels: int, chip: Chip) -> float:
     """Relative time of a product with one column."""
     busiest, waves = _busiest(units, config, panels, 1, chip)
-    idle = warps_of(units, config.columns, chip) / (config.units * config.group)
+    least, _ = warps_of(units, config.columns, chip)
+    idle = max(1.0, least / (config.units * config.group))
     start = waves * START_UNITS * units.words.mean()
     return (busiest * idle + start) * (1 + SHARING * MOST_HEIGHT / units.rows)
 
@@ -133,26 +138,35 @@ def width(n: int, panels: int, chip: Chip = H200) -> int:
     return next((c for c in (1, 2, 4, 8) if c >= n), WIDE if wide else 8)
 
 
-def warps_of(units: Units, columns: int, chip: Chip) -> int:
-    """Warps that a block may have."""
+def warps_of(units: Units, columns: int, chip: Chip) -> tuple[int, int]:
+    """Warps that a block has, if they divide: the least, and the most."""
+    if columns == WIDE:
+        return WIDE_WARPS, WIDE_WARPS
     words = units.words.sum() / chip.multiprocessors
-    return next((warps for most, warps in FEWER_WARPS[columns] if words <= most), MOST_WARPS)
+    fewer = ((least, most) for limit, least, most in FEWER_WARPS[columns] if words <= limit)
+    return next(fewer, (MOST_WARPS, MOST_WARPS))
+
+
+def group_of(of_block: int, held: int, least: int, most: int) -> int:
+    """Warps of each unit of a block, a multiple of `held`, for at least so many in all."""
+    group = -(-least // (of_block * held)) * held
+    return group if group * of_block <= most else most // of_block // held * held
 
 
 def configure(units: Units, panels: int, n: int, chip: Chip = H200) -> Config:
     """Units of a block such that blocks fill whole waves."""
     columns = width(n, panels, chip)
     held = 1 if columns == WIDE else min(panels, MOST_HELD)
-    warps = warps_of(units, columns, chip)
+    least, most = warps_of(units, columns, chip)
     start = START_ROWS / units.rows
 
     def seconds(config: Config) -> float:
         waves = -(-len(units) // config.units) / _at_once(config, panels, n, chip)
-        idle = warps / (config.units * config.group)
+        idle = max(1.0, least / (config.units * config.group))
         return np.ceil(waves) * (config.units * idle + start)
 
     configs = (
-        Config(columns, of_block, warps // of_block // held * held, held)
-        for of_block in range(1, warps // held + 1)
+        Config(columns, of_block, group_of(of_block, held, least, most), held)
+        for of_block in range(1, most // held + 1)
     )
     return min(configs, key=seconds)

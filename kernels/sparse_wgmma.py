@@ -38,6 +38,16 @@ _SHAPE = np.dtype(
 )  # fmt: skip
 
 
+# Stages of a settled A that are asked for before b may be read, up to so many columns; beyond them
+# it gains nothing (docs/benchmarks/log_few_tokens.rst, "Settled weights by 49 to 256 columns").
+AHEAD = ((64, 4), (256, 2))
+
+
+def stages_ahead(n: int) -> int:
+    """Of a settled A, before b, in a product with n columns."""
+    return next((stages for columns, stages in AHEAD if n <= columns), 0)
+
+
 def refuses(problem: Problem) -> str | None:
     """Why this kernel cannot run `problem`, as a sentence; None if it can."""
     p = problem
@@ -100,6 +110,8 @@ def defines(problem: Problem, config: Config, epilogue: Fused, *, bulk: bool) ->
 class _Launcher(Launcher):
     """A compiled specialisation."""
 
+    reads_early = True  # what is settled, while the kernel before it ends
+
     def __init__(self, problem: Problem, config: Config, epilogue: Fused):
         from sparse24._arrays import cupy_module
 
@@ -112,6 +124,7 @@ class _Launcher(Launcher):
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
         self.tiling = loader.by_value(_tiling(problem, config))
         self.grid = _grid(problem, config, sms)
+        self._ahead = stages_ahead(problem.n)
         self._kernel(bulk=True)
 
     def _kernel(self, *, bulk: bool):
@@ -123,7 +136,8 @@ class _Launcher(Launcher):
         arguments: tuple[Any, ...] = (
             self._values_maps(a), self._b_maps(b),
             self._out_map(out) if bulk else tensor_map.empty(),
-            pointer(a.packed), _out_view(out), self._shape(a, b), self.tiling, _epilogue.NO_PARAMS,
+            pointer(a.packed), np.array([self._ahead if a.settled else 0], np.int32),
+            _out_view(out), self._shape(a, b), self.tiling, _epilogue.NO_PARAMS,
         )  # fmt: skip
         kernel = self._kernel(bulk=bulk)
         sizes = (self.grid, self.block, self.shared_memory)

@@ -11,8 +11,11 @@
 // one of its threads asks the TMA to fill a ring of stages.  A stage is BLOCK_K columns of A and as many rows of b.
 // The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of the tile.  They multiply stage after stage, with
 // one group of instructions always in flight, and write their part of the result while the producer already fetches the
-// next tile.  Atoms of metadata cover 128 columns, so the loop over k counts slices: a slice is an atom, or the two
-// atoms of a wide stage of 8-bit elements.
+// next tile.  Where the caller knows that all that wrote to A has ended, `ahead` stages of A are fetched already while
+// the kernel before this one ends (programmatic.cuh).
+//
+// Atoms of metadata cover 128 columns, so the loop over k counts slices: a slice is an atom, or the two atoms of a wide
+// stage of 8-bit elements.
 //
 //   IN_FLIGHT  a group of instructions also stays in flight from one slice to the next
 //   PINGPONG   consumers take whole tiles in turn: one multiplies while the other applies the epilogue
@@ -96,6 +99,9 @@ using Others = ClusterSums<kRowBlocks, CONSUMERS>;
 static_assert(Others::bytes <= kMetadataAt && (K_PARTS == 1 || (CLUSTER == 1 && !PINGPONG)));
 constexpr bool kClustered = CLUSTER * K_PARTS > 1;
 
+// The barrier of a stage that tells that it has been filled; those of the ring come first.
+__device__ inline u32 full_barrier(u32 shared, const Ring::Position& at) { return shared + kBarriersAt + 8 * at.stage; }
+
 #include "tile_producer.cuh"
 
 #include "tile_consumer.cuh"
@@ -151,7 +157,7 @@ __cluster_dims__(CLUSTER * K_PARTS, 1, 1)
 __launch_bounds__(kThreads, BLOCKS)
 sparse_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__ TensorMaps b,
              const __grid_constant__ TensorMap out_map, const unsigned char* packed,
-             const __grid_constant__ OutView out, const __grid_constant__ Shape shape,
+             int ahead, const __grid_constant__ OutView out, const __grid_constant__ Shape shape,
              const __grid_constant__ Tiling tiling, const __grid_constant__ EpilogueParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
@@ -172,12 +178,15 @@ sparse_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__ 
     clear_metadata(shared);
     let_next_start();
     if constexpr (kClustered) cluster_sync(); else __syncthreads();
+    const Producer producer({values, b, packed}, shape, ring, shared, of_tiles);
+    const bool fetches = threadIdx.x / 32 == kProducer / 32;
+    int begun = 0;  // slices of A that are on their way
+    if (fetches && ahead > 0 && elected()) begun = producer.begin(tiles, ahead);
     wait_for_previous();
 
     if (threadIdx.x >= kProducer) {
         if (kDealRegisters) give_registers<kProducerRegisters>();
-        if (threadIdx.x / 32 == kProducer / 32 && elected())
-            produce({values, b, packed}, shape, tiles, ring, shared, of_tiles);
+        if (fetches && elected()) producer.run(tiles, begun);
         if (K_PARTS > 1) parts.meet();
     } else {
         if (kDealRegisters) take_registers<kConsumerRegisters>();

@@ -45,37 +45,88 @@ __device__ inline void fetch_b(const TileSource& tile, u32 to, int k0, u32 rank,
     }
 }
 
-__device__ inline void produce(const Sources& from, const Shape& shape, TileScheduler tiles, const Ring& ring, u32 shared,
-                               u32 rank) {
-    typename Ring::Position at;
-    int slot = 0;
-    Work work;
-    while (tiles.advance(work)) {
-        const TileSource tile = source_of(from, shape, work);
-        const int atom_m = work.m * kAtoms;
-        const u32 metadata_bytes = max(0, min(kAtoms, shape.atoms_m - atom_m)) * kAtomBytes;
-        const long long next_atom = (long long)shape.atoms_m * kAtomBytes;
-        const unsigned char* metadata = from.packed + tile.a_batch * shape.packed_batch;
-        metadata += work.first_slice * kAtomsOfStage * next_atom + atom_m * kAtomBytes;
+// A block's producer.
+class Producer {
+  public:
+    __device__ Producer(const Sources& from, const Shape& shape, const Ring& ring, u32 shared, u32 rank)
+        : from_(from), shape_(shape), ring_(ring), shared_(shared), rank_(rank),
+          next_atom_((long long)shape.atoms_m * kAtomBytes) {}
+
+    // Fetch A for at most `ahead` stages of the block's first tile, and whole slices; returns for how many slices.
+    __device__ int begin(TileScheduler tiles, int ahead) const {
+        Work work;
+        if (!tiles.advance(work)) return 0;
+        const TileSource tile = source_of(from_, shape_, work);
+        Metadata metadata = metadata_of(tile, work);
+        const int slices = min(min(ahead, STAGES) / kParts, work.slices);
+        typename Ring::Position at;
+#pragma unroll 1
+        for (int i = 0; i < slices; i++, metadata.from += kAtomsOfStage * next_atom_)
+            for (int part = 0; part < kParts; part++, at.advance())
+                fetch_a(tile, metadata, work.first_slice + i, part, i, at);
+        return slices;
+    }
+    // Fetch everything, but for A of the first `begun` slices.
+    __device__ void run(TileScheduler tiles, int begun) const {
+        typename Ring::Position at;
+        int slot = 0;
+        Work work;
+        while (tiles.advance(work)) {
+            const TileSource tile = source_of(from_, shape_, work);
+            Metadata metadata = metadata_of(tile, work);
+            int slice = work.first_slice;
+            const auto next = [&] {
+                slice++;
+                metadata.from += kAtomsOfStage * next_atom_;
+                slot = slot + 1 == kSlots ? 0 : slot + 1;
+            };
+#pragma unroll 1
+            for (; begun > 0; begun--, next())
+                for (int part = 0; part < kParts; part++, at.advance())
+                    fetch_b(tile, stage(at), column(slice, part), rank_, full_barrier(shared_, at));
 #pragma unroll 1  // fetching unrolled code takes longer than the loop's branch
-        for (int slice = work.first_slice; slice < work.first_slice + work.slices; slice++) {
-            const int atoms = min(kAtomsOfStage, shape.atoms_k - slice * kAtomsOfStage);
-            for (int part = 0; part < kParts; part++) {
-                const int k0 = slice * kSliceK + part * BLOCK_K;
-                const u32 stage = shared + at.stage * kStageBytes;
-                const u32 barrier = ring.acquire(at, tile.bytes + (part == 0 ? atoms * metadata_bytes : 0));
-                if (part == 0) {
-                    const u32 to = shared + kMetadataAt + slot * kSlotBytes;
-#pragma unroll
-                    for (int i = 0; i < kAtomsOfStage; i++, metadata += next_atom)
-                        if (metadata_bytes && i < atoms)
-                            load_bytes(to + i * kAtoms * kAtomBytes, metadata, metadata_bytes, barrier);
-                    slot = slot + 1 == kSlots ? 0 : slot + 1;
+            for (; slice < work.first_slice + work.slices; next())
+                for (int part = 0; part < kParts; part++, at.advance()) {
+                    const u32 barrier = fetch_a(tile, metadata, slice, part, slot, at);
+                    fetch_b(tile, stage(at), column(slice, part), rank_, barrier);
                 }
-                if (tile.rows) load_box(stage + kBBytes, tile.values, k0 / 2, tile.m0, tile.a_batch, barrier);
-                fetch_b(tile, stage, k0, rank, barrier);
-                at.advance();
-            }
         }
     }
-}
+
+  private:
+    // Of a slice in the rows of a tile.
+    struct Metadata {
+        const unsigned char* from;
+        u32 bytes;  // of an atom of k
+    };
+    __device__ Metadata metadata_of(const TileSource& tile, const Work& work) const {
+        const int atom_m = work.m * kAtoms;
+        const unsigned char* from = from_.packed + tile.a_batch * shape_.packed_batch;
+        return {from + work.first_slice * kAtomsOfStage * next_atom_ + atom_m * kAtomBytes,
+                u32(max(0, min(kAtoms, shape_.atoms_m - atom_m)) * kAtomBytes)};
+    }
+    // Wait for a stage, and fetch A for it; metadata arrive with the first part of a slice.
+    __device__ u32 fetch_a(const TileSource& tile, const Metadata& metadata, int slice, int part, int slot,
+                           const typename Ring::Position& at) const {
+        const int atoms = min(kAtomsOfStage, shape_.atoms_k - slice * kAtomsOfStage);
+        const u32 barrier = ring_.acquire(at, tile.bytes + (part == 0 ? atoms * metadata.bytes : 0));
+        if (part == 0) {
+            const u32 to = shared_ + kMetadataAt + slot * kSlotBytes;
+#pragma unroll
+            for (int i = 0; i < kAtomsOfStage; i++)
+                if (metadata.bytes && i < atoms)
+                    load_bytes(to + i * kAtoms * kAtomBytes, metadata.from + i * next_atom_, metadata.bytes, barrier);
+        }
+        if (tile.rows)
+            load_box(stage(at) + kBBytes, tile.values, column(slice, part) / 2, tile.m0, tile.a_batch, barrier);
+        return barrier;
+    }
+    __device__ static int column(int slice, int part) { return slice * kSliceK + part * BLOCK_K; }
+    __device__ u32 stage(const typename Ring::Position& at) const { return shared_ + at.stage * kStageBytes; }
+
+    const Sources from_;
+    const Shape& shape_;
+    const Ring& ring_;
+    u32 shared_, rank_;
+    long long next_atom_;
+};
