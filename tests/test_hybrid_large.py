@@ -71,6 +71,18 @@ def test_reductions_over_no_axis_and_over_axes_that_do_not_exist(rng, dtype):
             h.sum(axis=0, out=out)
 
 
+@pytest.mark.parametrize("make", [s24.hybrid, s24.compress])
+def test_a_mean_in_float16_divides_by_more_elements_than_it_counts_to(make):
+    dense = np.zeros((300, 300), np.float16)
+    dense[::3, ::30] = 9
+    a, out = make(dense), np.full((), 7, np.float16)
+    want = dense.mean(dtype=np.float16)
+    assert want > 0
+    assert a.mean(dtype=np.float16) == want
+    assert a.mean(out=out) is out
+    assert out == want
+
+
 def test_nan_and_the_extremes_of_rows_without_zeros():
     dense = np.zeros((3, 8))
     dense[0], dense[1, 2] = -1, np.nan
