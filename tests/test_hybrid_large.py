@@ -112,8 +112,31 @@ def test_parts_are_numpys(rng, dtype, monkeypatch):
                 a[key]
 
 
+def test_parts_by_any_key_of_numpys_need_no_dense_matrix(rng, monkeypatch):
+    h = drawn(rng, "float32")
+    dense, keep = h.toarray(), rng.random(h.shape) < 0.1
+    monkeypatch.setattr(hybrid_indexing, "DECODED", 0)
+    at, some = np.array(70), [[1, 70], [3, 70]]
+    keys = [at, (at, at), (..., at), ([1, 70], at), (some, 150), (70, some), (some, [0, 150])]
+    keys += [keep, (None, 70), (70, None), (None, 70, 150), (slice(None), None, 150)]
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrid_build, "decode", None)
+        parts = [h[key] for key in keys]
+        for key in (None, (some, slice(None)), (..., None)):
+            with pytest.raises(s24.ArgumentError, match="has two axes, and the key gives 3"):
+                h[key]
+        for key in (keep[:3], np.array(130), (some, 190), ([1, 2], [3, 4, 5])):
+            with pytest.raises(IndexError, match="out of range"):
+                h[key]
+    for part, key in zip(parts, keys, strict=True):
+        assert_is_part(part, dense[key])
+
+
 def assert_part(a, dense, key):
-    got, want = a[key], dense[key]
+    assert_is_part(a[key], dense[key])
+
+
+def assert_is_part(got, want):
     assert isinstance(got, s24.HybridArray) == (want.ndim == 2)
     got = got.toarray() if want.ndim == 2 else got
     assert type(got) is type(want)
