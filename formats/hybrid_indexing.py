@@ -25,16 +25,18 @@ def part_of(h: Any, key: Any) -> Any:
     try:
         if by_csr and (entries := _of_both_axes(key)) is not None:
             return _of_csr(h, stored, entries)
-        if by_csr and (places := _places(key, stored.shape)) is not None:
-            return _at_places(h, stored, *places)
-        part = hybrid_build.decode(stored)[key]
+        part = _at_places(h, stored, key) if by_csr else hybrid_build.decode(stored)[key]
     except IndexError as error:
         raise indexing.out_of_range(error) from error
-    if part.ndim > 2:
-        raise ArgumentError(
-            f"a hybrid matrix has two axes, and the key gives {part.ndim}; use .toarray()[...]"
-        )
+    _refuse_more_axes(part.ndim)
     return part if part.ndim < 2 else type(h).build(part, n_hint=h.n_hint)
+
+
+def _refuse_more_axes(ndim: int) -> None:
+    if ndim > 2:
+        raise ArgumentError(
+            f"a hybrid matrix has two axes, and the key gives {ndim}; use .toarray()[...]"
+        )
 
 
 def _stored_at(stored: Stored, key: Any) -> tuple[Stored, Any]:
@@ -97,26 +99,18 @@ def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
     return entries if arrays in ([], [1]) else None
 
 
-def _places(key: Any, shape: tuple[int, int]) -> list[np.ndarray] | None:
-    """The rows and the columns of a key of two arrays, which go in pairs; None for other keys."""
-    if not isinstance(key, tuple) or len(key) != 2 or not all(map(np.ndim, key)):
-        return None
-    try:
-        taken = (_taken(x, size) for x, size in zip(key, shape, strict=True))
-        return list(np.broadcast_arrays(*taken))
-    except ValueError as error:
-        raise IndexError(str(error)) from error
-
-
-def _at_places(h: Any, stored: Stored, rows: np.ndarray, columns: np.ndarray) -> Any:
-    """The elements at these places: a dense array, or a hybrid matrix if it has two axes."""
+def _at_places(h: Any, stored: Stored, key: Any) -> Any:
+    """The elements of any key as a dense array or a number; their places are found by NumPy."""
+    m, k = stored.shape
+    rows = np.broadcast_to(np.arange(m)[:, None], stored.shape)[key]
+    _refuse_more_axes(rows.ndim)
+    columns = np.broadcast_to(np.arange(k), stored.shape)[key]
     values = np.zeros(rows.size, h.dtype)
     if rows.size:  # SciPy has no such part
         numbers, bits = _numbered(stored)
         found = np.asarray(numbers[rows.ravel(), columns.ravel()])  # 0 is no element
         values[found > 0] = bits[found[found > 0] - 1].view(h.dtype)
-    part = values.reshape(rows.shape)
-    return part if part.ndim != 2 else type(h).build(part, n_hint=h.n_hint)
+    return values.reshape(rows.shape)[()]
 
 
 def _numbered(stored: Stored) -> tuple[Any, np.ndarray]:

@@ -35,7 +35,8 @@ class Reductions(ABC):
         wide = {"int8": np.float64, "float16": np.float32}.get(own.name)
         total = self.sum(axis, wide if dtype is None else dtype, out, keepdims=keepdims)
         found = np.asarray(total)
-        np.true_divide(found, self._array.size // found.size, out=found, casting="unsafe")
+        count = np.intp(self._array.size // found.size)  # a number of Python is infinite in float16
+        np.true_divide(found, count, out=found, casting="unsafe")
         if out is not None:
             return out
         narrow = own == np.float16 and dtype is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,8 @@ from sparse24._options import Call, Epilogue
 from sparse24._records import Fused
 from sparse24._target import Target, given, refuse_integers, result_name, vector_type
 from sparse24._views import View
+
+BLOCK = 1 << 16  # elements of which there are copies at a time on the CPU
 
 
 def finished(product, out, call: Call, left: tuple, right: tuple):
@@ -104,14 +107,25 @@ def _at(stack, index: tuple[int, ...]):
     return None if stack is None else stack[index]
 
 
+def _blocks(product: np.ndarray) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of blocks whose copies stay in the cache, along the memory of a matrix."""
+    turned = product.flags.f_contiguous and not product.flags.c_contiguous
+    lines, length = product.shape[::-1] if turned else product.shape
+    step = max(1, BLOCK // max(1, length))
+    for at in range(0, lines, step):
+        cut = slice(at, at + step)
+        yield (slice(None), cut) if turned else (cut, slice(None))
+
+
 def finish_matrix(product, out, name: str, epilogue: Fused) -> None:
     """``out = epilogue(product)`` for one matrix; `name` is the type of `out`."""
     if not _arrays.is_cupy(product):
         from sparse24.kernels import cpu_epilogue
 
-        narrow = product.dtype.itemsize < 4
-        sums = product.astype(np.float32) if narrow else product
-        cpu_epilogue.finish(sums, out, epilogue, slice(None), slice(None))
+        for rows, columns in _blocks(product):
+            sums = product[rows, columns]
+            sums = sums.astype(np.float32) if sums.dtype.itemsize < 4 else sums
+            cpu_epilogue.finish(sums, out, epilogue, rows, columns)
         return
     from sparse24.kernels import cast, dense
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays
+from sparse24 import _arrays, _finish
 from sparse24._records import Fused
 from sparse24.kernels import reference
 
@@ -84,6 +86,34 @@ def test_vectors_and_other_types(xp, rng, make):
     np.testing.assert_array_equal(
         _arrays.to_numpy(small), np.clip(np.rint(w @ x.T + 1), -128, 127).astype(np.int8)
     )
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_an_epilogue_in_blocks_is_that_of_the_whole(rng, make, left, monkeypatch):
+    a, _, x = operands(rng, np, make, "float32")
+    given = (a, x.T.copy()) if left else (x, a.T)  # the product's memory runs along each axis
+    shape = (7, 5) if left else (5, 7)
+    c, bias = rng.standard_normal(shape), np.arange(shape[0])[:, None]
+    scales = (rng.random(shape[0]), rng.random(shape[1]))
+    found = []
+    for block in (1 << 16, 12, 1):
+        monkeypatch.setattr(_finish, "BLOCK", block)
+        aux = np.empty(shape, np.float32)
+        e = s24.Epilogue(bias=bias, activation="gelu", aux=aux)
+        out = s24.matmul(*given, c=c.astype(np.float32), beta=2.0, scales=scales, epilogue=e)
+        found.append(np.stack([out, aux]))
+    np.testing.assert_array_equal(found[1:], [found[0]] * 2)
+
+
+def test_an_epilogue_takes_no_memory_beside_product_and_result(make):
+    a, x = make(np.eye(40000, 20, dtype=np.int8)), np.ones((64, 20), np.int8)
+    s24.linear(x, a, activation="relu")
+    tracemalloc.start()
+    y = s24.linear(x, a, activation="relu")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert y.dtype == np.int32
+    assert peak < 3 * y.nbytes  # with copies of the whole in float64 it would be 9 times
 
 
 def test_a_list_is_an_operand_still(make, rng):

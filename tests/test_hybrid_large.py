@@ -71,6 +71,18 @@ def test_reductions_over_no_axis_and_over_axes_that_do_not_exist(rng, dtype):
             h.sum(axis=0, out=out)
 
 
+@pytest.mark.parametrize("make", [s24.hybrid, s24.compress])
+def test_a_mean_in_float16_divides_by_more_elements_than_it_counts_to(make):
+    dense = np.zeros((300, 300), np.float16)
+    dense[::3, ::30] = 9
+    a, out = make(dense), np.full((), 7, np.float16)
+    want = dense.mean(dtype=np.float16)
+    assert want > 0
+    assert a.mean(dtype=np.float16) == want
+    assert a.mean(out=out) is out
+    assert out == want
+
+
 def test_nan_and_the_extremes_of_rows_without_zeros():
     dense = np.zeros((3, 8))
     dense[0], dense[1, 2] = -1, np.nan
@@ -100,8 +112,31 @@ def test_parts_are_numpys(rng, dtype, monkeypatch):
                 a[key]
 
 
+def test_parts_by_any_key_of_numpys_need_no_dense_matrix(rng, monkeypatch):
+    h = drawn(rng, "float32")
+    dense, keep = h.toarray(), rng.random(h.shape) < 0.1
+    monkeypatch.setattr(hybrid_indexing, "DECODED", 0)
+    at, some = np.array(70), [[1, 70], [3, 70]]
+    keys = [at, (at, at), (..., at), ([1, 70], at), (some, 150), (70, some), (some, [0, 150])]
+    keys += [keep, (None, 70), (70, None), (None, 70, 150), (slice(None), None, 150)]
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrid_build, "decode", None)
+        parts = [h[key] for key in keys]
+        for key in (None, (some, slice(None)), (..., None)):
+            with pytest.raises(s24.ArgumentError, match="has two axes, and the key gives 3"):
+                h[key]
+        for key in (keep[:3], np.array(130), (some, 190), ([1, 2], [3, 4, 5])):
+            with pytest.raises(IndexError, match="out of range"):
+                h[key]
+    for part, key in zip(parts, keys, strict=True):
+        assert_is_part(part, dense[key])
+
+
 def assert_part(a, dense, key):
-    got, want = a[key], dense[key]
+    assert_is_part(a[key], dense[key])
+
+
+def assert_is_part(got, want):
     assert isinstance(got, s24.HybridArray) == (want.ndim == 2)
     got = got.toarray() if want.ndim == 2 else got
     assert type(got) is type(want)
