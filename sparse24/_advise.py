@@ -92,6 +92,7 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     tokens : int or sequence of int
         Columns of the dense operand.
     dtype : dtype, default bfloat16
+        Element type of the product.
 
     Returns
     -------

@@ -134,9 +134,9 @@ def clear() -> None:
 def calibrate() -> dict[str, float]:
     """Fit the cost models to the current GPU: of 2:4 products, and of hybrid matrices.
 
-    Takes some twenty seconds, at the first time, which compiles the kernels, up to two minutes,
-    and up to 6 GB of the GPU's memory; synchronises.  `save` keeps the first for later processes;
-    the second, of the paths of `sparse24.hybrid`, is kept at once.  Where its file cannot be
+    Takes some twenty seconds (the first time, when kernels are compiled, up to two minutes) and up
+    to 6 GB of the GPU's memory; synchronises.  `save` keeps the model of 2:4 products for later
+    processes; that of the paths of `sparse24.hybrid` is kept at once.  Where its file cannot be
     written, a `RuntimeWarning` says so, and it serves this process alone.
 
     Returns

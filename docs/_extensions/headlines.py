@@ -236,7 +236,10 @@ def in_short() -> str:
             parts.append(f"  {mean} times as fast as {words}{where}{mark}")
     if not parts:
         return ""
-    begin = "- **Fast**, as recorded ([figures](#figures), geometric means):\n"
+    begin = (
+        "- **Fast**, as recorded on an H200 unless another machine is named ([figures](#figures), "
+        "geometric means;\n  *tokens* are the rows of `x` in `x @ A.T`):\n"
+    )
     return begin + ",\n".join(parts) + "."
 
 
