@@ -13,7 +13,13 @@ from torch_cases import CLOSE, gradients, layer_and_input, masked_reference  # n
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import DTypeError, PatternError, ShapeError, UnsupportedError  # noqa: E402
+from sparse24._errors import (  # noqa: E402
+    DeviceError,
+    DTypeError,
+    PatternError,
+    ShapeError,
+    UnsupportedError,
+)
 
 F = torch.nn.functional
 
@@ -231,3 +237,22 @@ def test_compiled_code_is_kept_by_what_it_depends_on():
     ]  # fmt: skip
     keys = {key, *(other._stable_hash_for_caching() for other in others)}
     assert len(keys) == 1 + len(others)
+
+
+def test_operands_and_biases_of_products_are_looked_at():
+    a, x = st.to_sparse_semi_structured(torch.eye(4, 8)), torch.ones(2, 8)
+    for apart in (lambda: F.linear(x, a.to("meta")), lambda: a @ x.T.to("meta")):
+        with pytest.raises(DeviceError, match="the Sparse24Tensor must be on the device of x"):
+            apart()
+    with pytest.raises(DeviceError, match="bias must be on the device of x, cpu, got meta"):
+        F.linear(x, a, torch.ones(4, device="meta"))
+    for wrong in (x.int(), x > 0):
+        with pytest.raises(DTypeError, match=r"x must be of one of .* use for example x\.to\("):
+            F.linear(wrong, a)
+    for dense, bias in ((x.to_sparse(), None), (x, torch.ones(4).to_sparse())):
+        with pytest.raises(DTypeError, match=r"must be a dense tensor, got layout .*\.to_dense\("):
+            F.linear(dense, a, bias)
+    bias = torch.full((4,), 1j)
+    for layer in (lambda: F.linear(x, a, bias), lambda: st.linear(x, torch.eye(4, 8), bias)):
+        with pytest.raises(DTypeError, match=r"bias must hold real numbers, .* pass .* bias\.real"):
+            layer()
