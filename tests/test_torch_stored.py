@@ -43,6 +43,17 @@ def test_a_state_with_packed_weights_is_loaded_as_weights_only(tmp_path, dtype, 
     assert same(copy.copy(a), a)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_axes_of_expand_are_stored(tmp_path, turned):
+    a = st.to_sparse_semi_structured(matrix())
+    wide = (a.t() if turned else a).expand(3, 2, -1, -1)
+    torch.save(wide, tmp_path / "a.pt")
+    again = torch.load(tmp_path / "a.pt")
+    for new in (again, pickle.loads(pickle.dumps(wide)), copy.copy(wide), again.half().float()):
+        assert new.shape == wide.shape
+        assert torch.equal(new.to_dense(), wide.to_dense())
+
+
 def test_a_file_names_what_is_public(tmp_path):
     torch.save(st.to_sparse_semi_structured(matrix()), tmp_path / "a.pt")
     code = (

@@ -79,8 +79,9 @@ class Sparse24Tensor(PackedMatrix):
         """Saved in the canonical form, checked when it is loaded."""
         from sparse24._torch.stored import restored, saved
 
-        parameter = isinstance(self, torch.nn.Parameter)
-        return restored, (*saved(self), self.turned, self.requires_grad, parameter)
+        lead = tuple(self.shape[:-2])
+        facts = self.turned, self.requires_grad, isinstance(self, torch.nn.Parameter)
+        return restored, (*saved(self), *facts, *([lead] if lead else []))
 
     def __deepcopy__(self, memo):
         """Of a part, or of one made of an array, a matrix of its own, as its clone."""
