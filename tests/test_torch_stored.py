@@ -16,6 +16,7 @@ from file_cases import FORMATS  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import DTypeError  # noqa: E402
 
 TYPES = ["float32", "float16", "bfloat16", "float64", "int8", "float8_e4m3fn"]
 
@@ -41,6 +42,13 @@ def test_a_state_with_packed_weights_is_loaded_as_weights_only(tmp_path, dtype, 
     if not dtype.startswith("float8"):  # which torch itself does not unpickle
         assert same(pickle.loads(pickle.dumps(a)), a)
     assert same(copy.copy(a), a)
+
+
+def test_a_matrix_without_memory_is_not_saved_as_an_array(tmp_path):
+    nothing = st.to_sparse_semi_structured(matrix()).to("meta")
+    for save in (s24.save_safetensors, s24.save_npz):
+        with pytest.raises(DTypeError, match=r"one on the device 'meta'; load its elements first"):
+            save(tmp_path / "a", {"weight": nothing})
 
 
 @pytest.mark.parametrize("turned", [False, True])
