@@ -256,3 +256,15 @@ def test_operands_and_biases_of_products_are_looked_at():
     for layer in (lambda: F.linear(x, a, bias), lambda: st.linear(x, torch.eye(4, 8), bias)):
         with pytest.raises(DTypeError, match=r"bias must hold real numbers, .* pass .* bias\.real"):
             layer()
+
+
+def test_a_product_is_scaled_before_it_is_rounded_to_float16():
+    w = s24.prune(torch.full((4, 64), 100.0, dtype=torch.float16))
+    x, packed = torch.full((2, 64), 100.0, dtype=torch.float16), st.to_sparse_semi_structured(w)
+    for bias in (torch.ones(4).half(), torch.ones(2, 4), torch.tensor(1.0)):
+        for beta in (0, 1, 2):
+            got = torch.addmm(bias, x, packed.t(), alpha=2**-8, beta=beta)
+            assert got.dtype == (bias.dtype if beta and bias.ndim else torch.float16)
+            assert torch.equal(got.float(), torch.full((2, 4), 1250.0 + beta))
+    left = torch.addmm(torch.ones(4, 1).half(), packed, x.t(), alpha=2**-8)
+    assert torch.equal(left, torch.full((4, 2), 1251.0, dtype=torch.float16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sparse24._errors import ShapeError, UnsupportedError
@@ -64,7 +65,13 @@ def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
     if beta == alpha == 1:
         return mm(a, b, bias)
-    return _sum(bias, alpha * mm(a, b), beta)
+    if alpha == 1 or torch.promote_types(a.dtype, b.dtype) != torch.float16:
+        return _sum(bias, alpha * mm(a, b), beta)
+    # Before it is scaled, a product may be beyond float16.
+    a, b = (x if isinstance(x, PackedMatrix) else x.float() for x in (a, b))
+    wide = alpha * mm(a, b)
+    narrow = wide.new_empty((1, 1), dtype=torch.float16)
+    return _sum(bias, wide, beta).to(torch.result_type(bias, narrow) if beta else narrow.dtype)
 
 
 def mv(a: Tensor, vector: Tensor) -> Tensor:
