@@ -164,6 +164,8 @@ def test_functions_of_torch_take_every_format_with_out_and_names(make, rng):
     for got in (out, torch.mm(x, mat2=a.T), torch.matmul(input=x, other=a.T), linear(x, weight=a)):
         torch.testing.assert_close(got, want)
     torch.testing.assert_close(linear(input=x, weight=a, bias=bias), want + 1)
+    for got in (x.mm(a.T), x.matmul(a.T), x.mm(mat2=a.T)):
+        torch.testing.assert_close(got, want)
     for got in (torch.mv(a, x[0]), torch.mv(a, vec=x[0])):
         torch.testing.assert_close(got, want[0])
     for refused in (lambda: torch.add(a, x), lambda: torch.einsum("ij,kj->ik", x, a)):
@@ -173,6 +175,13 @@ def test_functions_of_torch_take_every_format_with_out_and_names(make, rng):
         torch.matmul(x, a.T, out=torch.zeros(8, 5))
     with pytest.raises(s24.DTypeError, match=r"out must have dtype torch\.float32"):
         torch.matmul(x, a.T, out=out.double())
+
+
+def test_methods_of_tensors_take_stacks(rng):
+    torch = pytest.importorskip("torch")
+    a = s24.random((3, 8, 12), dtype="float32", rng=rng)
+    x = torch.ones(3, 5, 12)
+    torch.testing.assert_close(x.bmm(a.mT), x @ torch.from_numpy(a.toarray()).mT)
 
 
 def test_tensors_without_elements_in_rows_are_refused(a):

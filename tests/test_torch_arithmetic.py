@@ -114,6 +114,9 @@ OTHERS = {
     "product": (lambda w: w * w, r"aten.mul.* not defined .*; call \.to_dense\(\) on one of them"),
     "divisor": (lambda w: torch.ones(8, 16) / w, r"aten.div.* not defined .*\.to_dense\(\)"),
     "in place": (lambda w: w.mul_(2), r"mul_.*not written in place: w = 2 \* w .*SparseLinear"),
+    "into a dense one": (
+        lambda w: torch.ones(4, 8).addmm_(torch.ones(4, 16), w.T), r"addmm_.*; call .*\) first$"
+    ),
     "optimizer": (lambda w: w.add_(torch.ones(8, 16)), r"add_.* learns stays dense, as in"),
     "its state": (lambda w: torch.zeros_like(w), r"zeros_like.*to_dense.* learns stays dense"),
 }  # fmt: skip

@@ -55,6 +55,20 @@ def test_a_matrix_is_copied_where_it_is_packed_alike(device, way, given):
     torch.testing.assert_close(turned @ x[:, :16].t(), new.t() @ x[:, :16].t(), **CLOSE)
 
 
+@pytest.mark.parametrize("factor", [1e30, float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("way", WAYS)
+def test_another_type_keeps_all_elements(device, way, dtype, factor):
+    x = both_ways(device)
+    factors = torch.where(torch.rand(x.shape, device=device) < 0.3, factor, 1e-3)
+    want = (x * factors).masked_fill(x == 0, 0)
+    packed = (WAYS[way](x) * factors).to(dtype)
+    rows, columns = slice(4, 8), (slice(None), slice(4, 8))  # of either orientation
+    for place in (slice(None), rows, columns):
+        got, part = packed[place].to_dense(), want[place].to(dtype)
+        torch.testing.assert_close(got, part, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_matrix_takes_its_own_transpose():
     packed = st.sparsify24(torch.randn(16, 16))
     want = packed.to_dense().t().clone()

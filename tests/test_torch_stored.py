@@ -16,6 +16,7 @@ from file_cases import FORMATS  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import DTypeError  # noqa: E402
 
 TYPES = ["float32", "float16", "bfloat16", "float64", "int8", "float8_e4m3fn"]
 
@@ -41,6 +42,24 @@ def test_a_state_with_packed_weights_is_loaded_as_weights_only(tmp_path, dtype, 
     if not dtype.startswith("float8"):  # which torch itself does not unpickle
         assert same(pickle.loads(pickle.dumps(a)), a)
     assert same(copy.copy(a), a)
+
+
+def test_a_matrix_without_memory_is_not_saved_as_an_array(tmp_path):
+    nothing = st.to_sparse_semi_structured(matrix()).to("meta")
+    for save in (s24.save_safetensors, s24.save_npz):
+        with pytest.raises(DTypeError, match=r"one on the device 'meta'; load its elements first"):
+            save(tmp_path / "a", {"weight": nothing})
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_axes_of_expand_are_stored(tmp_path, turned):
+    a = st.to_sparse_semi_structured(matrix())
+    wide = (a.t() if turned else a).expand(3, 2, -1, -1)
+    torch.save(wide, tmp_path / "a.pt")
+    again = torch.load(tmp_path / "a.pt")
+    for new in (again, pickle.loads(pickle.dumps(wide)), copy.copy(wide), again.half().float()):
+        assert new.shape == wide.shape
+        assert torch.equal(new.to_dense(), wide.to_dense())
 
 
 def test_a_file_names_what_is_public(tmp_path):

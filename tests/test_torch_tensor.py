@@ -13,7 +13,13 @@ from torch_cases import CLOSE, gradients, layer_and_input, masked_reference  # n
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import DTypeError, PatternError, ShapeError, UnsupportedError  # noqa: E402
+from sparse24._errors import (  # noqa: E402
+    DeviceError,
+    DTypeError,
+    PatternError,
+    ShapeError,
+    UnsupportedError,
+)
 
 F = torch.nn.functional
 
@@ -231,3 +237,34 @@ def test_compiled_code_is_kept_by_what_it_depends_on():
     ]  # fmt: skip
     keys = {key, *(other._stable_hash_for_caching() for other in others)}
     assert len(keys) == 1 + len(others)
+
+
+def test_operands_and_biases_of_products_are_looked_at():
+    a, x = st.to_sparse_semi_structured(torch.eye(4, 8)), torch.ones(2, 8)
+    for apart in (lambda: F.linear(x, a.to("meta")), lambda: a @ x.T.to("meta")):
+        with pytest.raises(DeviceError, match="the Sparse24Tensor must be on the device of x"):
+            apart()
+    with pytest.raises(DeviceError, match="bias must be on the device of x, cpu, got meta"):
+        F.linear(x, a, torch.ones(4, device="meta"))
+    for wrong in (x.int(), x > 0):
+        with pytest.raises(DTypeError, match=r"x must be of one of .* use for example x\.to\("):
+            F.linear(wrong, a)
+    for dense, bias in ((x.to_sparse(), None), (x, torch.ones(4).to_sparse())):
+        with pytest.raises(DTypeError, match=r"must be a dense tensor, got layout .*\.to_dense\("):
+            F.linear(dense, a, bias)
+    bias = torch.full((4,), 1j)
+    for layer in (lambda: F.linear(x, a, bias), lambda: st.linear(x, torch.eye(4, 8), bias)):
+        with pytest.raises(DTypeError, match=r"bias must hold real numbers, .* pass .* bias\.real"):
+            layer()
+
+
+def test_a_product_is_scaled_before_it_is_rounded_to_float16():
+    w = s24.prune(torch.full((4, 64), 100.0, dtype=torch.float16))
+    x, packed = torch.full((2, 64), 100.0, dtype=torch.float16), st.to_sparse_semi_structured(w)
+    for bias in (torch.ones(4).half(), torch.ones(2, 4), torch.tensor(1.0)):
+        for beta in (0, 1, 2):
+            got = torch.addmm(bias, x, packed.t(), alpha=2**-8, beta=beta)
+            assert got.dtype == (bias.dtype if beta and bias.ndim else torch.float16)
+            assert torch.equal(got.float(), torch.full((2, 4), 1250.0 + beta))
+    left = torch.addmm(torch.ones(4, 1).half(), packed, x.t(), alpha=2**-8)
+    assert torch.equal(left, torch.full((4, 2), 1251.0, dtype=torch.float16))

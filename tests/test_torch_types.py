@@ -168,3 +168,20 @@ def test_no_function_writes_to_a_tensor_that_requires_a_gradient():
         assert s24.prune(x, out=weight) is weight
     torch.testing.assert_close(weight.detach(), A.toarray(out=torch.empty(4, 8)))
     assert s24.prune(x, out=weight.detach()) is not weight
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64])
+def test_a_bias_of_int32_keeps_its_digits_on_the_cpu(tokens):
+    x = torch.randint(-127, 128, (tokens, 32), dtype=torch.int8)
+    weight = s24.prune(torch.randint(-127, 128, (24, 32), dtype=torch.int8))
+    bias = 2**24 + 1 + 2 * torch.arange(24, dtype=torch.int32)  # all odd, which float32 has not
+    want = x.int() @ weight.int().T + bias
+    packed = st.to_sparse_semi_structured(weight)
+    assert torch.equal(torch.nn.functional.linear(x, packed, bias), want)
+    assert torch.equal(st.linear(x, weight, bias), want)
+    layer = st.SparseLinear(32, 24)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    layer.bias = torch.nn.Parameter(bias, requires_grad=False)
+    with torch.no_grad():
+        for _ in range(2):  # the second time by what was prepared
+            assert torch.equal(layer(x), want)

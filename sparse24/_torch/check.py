@@ -109,13 +109,36 @@ def check_linear(
             check_tensor(given, name)
     _check.layer_shapes(x.shape, weight.shape)
     check_device(x, weight=weight, bias=bias, mask=mask)
-    for name, given in (("x", x), ("weight", weight)):
-        if given.dtype not in _MULTIPLIED:
-            raise DTypeError(
-                f"{name} must be of one of the types {', '.join(_dtypes.NAMES)}, got "
-                f"{given.dtype}; use for example {name}.to(torch.float32)"
-            )
+    _check_type(x, "x")
+    _check_type(weight, "weight")
+    _check_real(bias)
     return _check.bias(bias, weight.shape[0])
+
+
+def check_factor(x: Tensor, packed: Tensor, bias: Tensor | None) -> None:
+    """Refuse what is multiplied with a packed matrix, and what is added, if no kernel takes it."""
+    check_tensor(x, "x")
+    check_device(x, **{"the Sparse24Tensor": packed, "bias": bias})
+    _check_type(x, "x")
+    if bias is not None:
+        check_tensor(bias, "bias")
+        _check_real(bias)
+
+
+def _check_type(x: Tensor, argument: str) -> None:
+    if x.dtype not in _MULTIPLIED:
+        raise DTypeError(
+            f"{argument} must be of one of the types {', '.join(_dtypes.NAMES)}, got {x.dtype}; "
+            f"use for example {argument}.to(torch.float32)"
+        )
+
+
+def _check_real(bias: Tensor | None) -> None:
+    """Torch would drop the imaginary parts, with a warning."""
+    if bias is not None and bias.is_complex():
+        raise DTypeError(
+            f"bias must hold real numbers, got {bias.dtype}; pass for example bias.real"
+        )
 
 
 def check_experts(

@@ -14,7 +14,8 @@ def apply(function: Callable, args: tuple, kwargs: dict) -> Any:
     import torch
 
     products = (
-        torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__
+        torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.mm,
+        torch.Tensor.bmm, torch.Tensor.__matmul__,
     )  # fmt: skip
     if function in products:
         return _multiply(*args, **kwargs)

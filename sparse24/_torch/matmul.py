@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._torch import functions, ops
-from sparse24._torch.check import refuse_onnx
+from sparse24._torch.check import check_factor, refuse_onnx
 from sparse24._torch.matrix import PackedMatrix
 from sparse24._torch.views import view
 
@@ -32,11 +33,13 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     if isinstance(a, PackedMatrix):
+        check_factor(b, a, None)
         y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
         return y if bias is None else _sum(bias, y)
     form = "x@At" if b.turned else "x@A"
     fits = bias is not None and tuple(bias.shape) == (b.shape[1],)  # torch spreads others itself
     fused = bias if fits else None
+    check_factor(a, b, fused)
     y = ops.product(b.parts, *b.stored_shape, a, fused, form)
     return y if bias is None or fused is not None else _sum(bias, y)
 
@@ -62,7 +65,13 @@ def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
     if beta == alpha == 1:
         return mm(a, b, bias)
-    return _sum(bias, alpha * mm(a, b), beta)
+    if alpha == 1 or torch.promote_types(a.dtype, b.dtype) != torch.float16:
+        return _sum(bias, alpha * mm(a, b), beta)
+    # Before it is scaled, a product may be beyond float16.
+    a, b = (x if isinstance(x, PackedMatrix) else x.float() for x in (a, b))
+    wide = alpha * mm(a, b)
+    narrow = wide.new_empty((1, 1), dtype=torch.float16)
+    return _sum(bias, wide, beta).to(torch.result_type(bias, narrow) if beta else narrow.dtype)
 
 
 def mv(a: Tensor, vector: Tensor) -> Tensor:

@@ -56,7 +56,9 @@ class PackedMatrix(Tensor):
     def converted(self, dtype: torch.dtype | None, device=None):
         """Packed anew, as the layout depends on the device and the size of an element."""
         stored = ops.dense(self.parts, *self.stored_shape).to(dtype=dtype, device=device)
-        packed = ops.pack(stored, None, len(self.parts) == 4)
+        packed = ops.pack(stored, None, False)
+        if len(self.parts) == 4:  # not by the best tiles: beside an infinity all are equally good
+            packed += ops.pack(stored.t().contiguous(), None, False)
         return type(self)(packed, self.shape, turned=self.turned)
 
     def seen(self, shape, turned: bool, parts: list[Tensor] | None = None):

@@ -36,6 +36,7 @@ from sparse24._torch.parts import (
     operand_of,
     parts_of,
     record_of,
+    vector_type,
     without_autocast,
 )
 from sparse24._torch.settled import are_settled, made, note
@@ -124,8 +125,7 @@ def product(
 
 def _as_added(bias: Tensor, values: Tensor, dense: Tensor) -> Tensor:
     """A bias as kernels add it to the products of these operands, whatever its own type."""
-    wide = torch.float64 in (values.dtype, dense.dtype)
-    return in_type(bias, torch.float64 if wide else torch.float32).contiguous()
+    return in_type(bias, vector_type(values, dense)).contiguous()
 
 
 def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:

@@ -22,7 +22,7 @@ from sparse24._records import Fused
 from sparse24._torch import ops
 from sparse24._torch import replay as torch_replay
 from sparse24._torch.linear import cast, projected
-from sparse24._torch.parts import unpack
+from sparse24._torch.parts import unpack, vector_type
 from sparse24._torch.sources import Sources
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import epilogue as _epilogue
@@ -84,7 +84,7 @@ class Packed:
         Of the layer.
     weight : Sparse24Array, shape (..., m, k)
     bias : Tensor, shape (..., m), optional
-        Of float64 for such a weight, of float32 for others.
+        Of the type in which kernels add it.
     tensors : list of Tensor
         All that both are kept in.
     """
@@ -115,8 +115,7 @@ class Packed:
         tensors, bias = origin.pack(dtype), origin.vector(dtype)
         weight = unpack(tensors, *origin.weight.shape[-2:])
         if bias is not None:
-            wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-            bias = bias.detach().to(wide)
+            bias = bias.detach().to(vector_type(tensors[0]))
             tensors = [*tensors, bias]
         return cls(sources, origin.transposable, weight, bias, tensors)
 

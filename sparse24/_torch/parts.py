@@ -83,6 +83,17 @@ def in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else x.to(dtype)
 
 
+def vector_type(*operands: Tensor) -> torch.dtype:
+    """In which type kernels add a bias to products of such operands.
+
+    Sums of int8 are whole numbers that float32 may not hold, nor an int32 bias; on a GPU kernels
+    add no other vectors to them.
+    """
+    types = {x.dtype for x in operands}
+    whole = torch.int8 in types and not operands[0].is_cuda
+    return torch.float64 if whole or torch.float64 in types else torch.float32
+
+
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
     """The context in which products are of the types of their operands."""
     kind = x.device.type

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _foreign, _storage, convert
+from sparse24 import _check, _foreign, _storage, convert
 from sparse24._errors import ShapeError
 from sparse24._torch import parts as parts_
 from sparse24._torch.tensor import Sparse24Tensor
@@ -57,13 +57,21 @@ def _canonical(values: Tensor, codes: Tensor, m: int, k: int) -> tuple[Tensor, T
 
 
 def restored(
-    pairs: Orientations, shape: tuple[int, int], turned: bool, learns: bool, parameter: bool
+    pairs: Orientations,
+    shape: tuple[int, int],
+    turned: bool,
+    learns: bool,
+    parameter: bool,
+    lead: tuple[int, ...] = (),
 ) -> Sparse24Tensor:
-    """What `saved` was given; checked, as it may come from a file that nobody vouches for."""
+    """What `saved` was given; checked, as it may come from a file that nobody vouches for.
+
+    `lead` are the axes of ``expand``, of which only files of such matrices say something.
+    """
     m, k = shape
     shapes = ((m, k), (k, m))
     lists = [_packed(*pair, size) for pair, size in zip(pairs, shapes, strict=False)]
-    seen = shapes[1] if turned else shapes[0]
+    seen = _check.sizes((*lead, *(shapes[1] if turned else shapes[0])), argument="shape")
     a = Sparse24Tensor([part for parts in lists for part in parts], seen, turned=bool(turned))
     return torch.nn.Parameter(a, learns) if parameter else a.requires_grad_(learns)  # type: ignore[return-value]
 

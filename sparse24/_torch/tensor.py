@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check, _foreign
-from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._torch import arithmetic as torch_arithmetic
 from sparse24._torch import copies as torch_copies
 from sparse24._torch import fused as torch_fused
@@ -67,6 +67,11 @@ class Sparse24Tensor(PackedMatrix):
         Shares the memory of this tensor, into which nothing may then be copied as long as the array
         is in use; has no gradient.
         """
+        if self.is_meta:
+            raise DTypeError(
+                "to_array takes a matrix with memory, got one on the device 'meta'; load its "
+                "elements first, as by load_state_dict with assign=True"
+            )
         if self.ndim != 2:
             raise ShapeError(
                 f"to_array takes a matrix, got shape {tuple(self.shape)}; call it before expand"
@@ -79,8 +84,9 @@ class Sparse24Tensor(PackedMatrix):
         """Saved in the canonical form, checked when it is loaded."""
         from sparse24._torch.stored import restored, saved
 
-        parameter = isinstance(self, torch.nn.Parameter)
-        return restored, (*saved(self), self.turned, self.requires_grad, parameter)
+        lead = tuple(self.shape[:-2])
+        facts = self.turned, self.requires_grad, isinstance(self, torch.nn.Parameter)
+        return restored, (*saved(self), *facts, *([lead] if lead else []))
 
     def __deepcopy__(self, memo):
         """Of a part, or of one made of an array, a matrix of its own, as its clone."""
@@ -161,7 +167,7 @@ class Sparse24Tensor(PackedMatrix):
         parts = getattr(function, "decompose", None)
         made = NotImplemented if parts is None else parts(*args, **kwargs)
         if made is NotImplemented:
-            raise undefined(function, _way_out(function))
+            raise undefined(function, _way_out(function, args))
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -192,11 +198,12 @@ def _refuse_nested(operands) -> None:
         )
 
 
-def _way_out(function) -> str:
+def _way_out(function, operands) -> str:
     learning = "a weight that learns stays dense, as in sparse24.torch.SparseLinear"
     if function in _OF_OPTIMIZERS:
         return f"call .to_dense() first, and {learning}"
-    if function._schema.is_mutable and function._schema.name.endswith("_"):
+    in_place = function._schema.is_mutable and function._schema.name.endswith("_")
+    if in_place and isinstance(operands[0], PackedMatrix):
         return f"its elements are not written in place: w = 2 * w makes a new one, and {learning}"
     return "call .to_dense() first"
 
