@@ -15,7 +15,8 @@ THREADS = 256
 MAX_BLOCKS = 4096
 
 COMPILE_CHECKS = [
-    ((("ELEMENT", "float32"), ("OUTPUT", out)), arch, None)
+    ((("ELEMENT", source), ("OUTPUT", out)), arch, None)
+    for source in ("float32", "float64")
     for out in NAMES
     for arch in ("sm_80", "sm_90a", "sm_120")
 ]

@@ -16,6 +16,7 @@ from sparse24 import (
     _overlap,
     _planner,
     _storage,
+    _streams,
 )
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
@@ -84,6 +85,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
         launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
         _foreign.make_current()
+        _streams.hold_current()
     else:
         launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
     launched.run()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparse24 import _streams
 from sparse24._bounded import remember
 from sparse24.kernels.launch import Launch
 
@@ -67,6 +68,8 @@ class MovedLayout:
 
     def enqueue(self, addresses: tuple[int, ...], stream: int, last: Last | None = None) -> None:
         """Launch for these addresses on a stream, without waiting; `last` needs one launch."""
+        if stream not in _streams.held:
+            _streams.hold(stream)
         kind: Hashable = stream
         arrays = addresses[: -self._numbers] if self._numbers else addresses
         if _beyond_a_boundary(arrays):

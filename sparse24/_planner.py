@@ -20,6 +20,7 @@ from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._kernel_times import ASKS_FOR_TILES, KernelTimes, Scale, Times, kernel_module
 from sparse24._records import Fused, Problem
 from sparse24._staging import Variant
+from sparse24._storage import MOST_OF_AN_AXIS
 from sparse24.kernels import epilogue as _epilogue
 
 SPARSE_KERNELS = (
@@ -177,6 +178,8 @@ def too_long(kernel: str, problem: Problem) -> str | None:
         return f"it takes up to {MOST_ROWS[kernel]} rows of A"
     if problem.k > MOST_COLUMNS.get(kernel, problem.k):
         return f"it takes up to {MOST_COLUMNS[kernel]} columns of A"
+    if problem.n > MOST_OF_AN_AXIS:
+        return f"it takes up to {MOST_OF_AN_AXIS} columns of b"
     line = problem.n * _dtypes.TABLE[problem.b_dtype].itemsize
     if line > MOST_OF_A_LINE.get(kernel, line):
         return "it takes rows of b of less than 2 GiB"

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparse24 import _arrays, _foreign, _overlap
+from sparse24 import _arrays, _foreign, _overlap, _streams
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
@@ -233,6 +233,7 @@ class ReadyArrays:
     def _multiply(self, x: Any, result: Any, *, given: bool) -> None:
         if given and _overlap.overlaps(result, x):
             raise ArgumentError(OVERLAP.format("out"))
+        _streams.hold_current()
         self._run(x, result)
 
 

@@ -12,16 +12,10 @@ it.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
-from collections.abc import Iterator
 from typing import Any
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _streams
 from sparse24._records import MAKING, Compressed24, Operand24
-
-RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED (cuda.h)
 
 
 class Making:
@@ -54,7 +48,7 @@ class Making:
     def has_ended(self) -> bool:
         event = self._event  # once: another thread may find that it has passed
         if event is not None:
-            with _relaxed():
+            with _streams.relaxed():
                 if event.done:
                     self._has_ended, self._event = True, None
         return self._has_ended
@@ -90,19 +84,3 @@ def _recorded() -> Any:
     event = _arrays.cupy_module().cuda.Event(disable_timing=True)
     event.record()
     return event
-
-
-@contextlib.contextmanager
-def _relaxed() -> Iterator[None]:
-    """Captures allow this thread to ask for an event that was recorded before them."""
-    exchange, mode = _exchange_mode(), ctypes.c_int(RELAXED)
-    exchange(ctypes.byref(mode))
-    try:
-        yield
-    finally:
-        exchange(ctypes.byref(mode))
-
-
-@functools.cache
-def _exchange_mode() -> Any:
-    return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode

@@ -48,7 +48,7 @@ def halves(row) -> tuple[np.ndarray, np.ndarray]:
     values = np.arange(-128, 128) if row.name == "int8" else bits.view(row.logical)
     with np.errstate(invalid="ignore"):  # NaN
         values = np.unique(values.astype(np.float64))
-    values = values[np.isfinite(values) & ((np.abs(values) > 1e-37) | (row.name != "bfloat16"))]
+    values = values[np.isfinite(values)]
     low, high = values[:-1], values[1:]
     middle, away = (low + high) / 2, (high - low) * 2.0**-40
     return np.concatenate((middle - away, middle + away)), np.concatenate((low, high))
@@ -90,6 +90,20 @@ def test_float64_is_rounded_once_on_the_gpu(name):
     x, wanted = halves(row)
     got = to_numpy(cast.launch(cupy.asarray(x[None]), _dtypes.TABLE["float64"], row))
     np.testing.assert_array_equal(got.view(row.logical)[0].astype(np.float64), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("cast")
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_subnormal_float64_on_the_gpu(rng, name):
+    import cupy
+
+    row = _dtypes.TABLE[name]
+    x = rng.standard_normal((3, 1000)) * 10.0 ** rng.integers(-50, -30, (3, 1000))
+    x[0, :6] = 1e-40, -1e-39, 2.0**-150, 2.0**-149, 3 * 2.0**-150, -0.0
+    got = to_numpy(cast.launch(cupy.asarray(x), _dtypes.TABLE["float64"], row))
+    wanted = reference.to_dtype(x, row.logical)
+    np.testing.assert_array_equal(got.view(row.storage), wanted.view(row.storage))
 
 
 @pytest.mark.gpu

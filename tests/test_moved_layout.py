@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _moved_layout
+from sparse24 import _moved_layout, _streams
 from sparse24._moved_layout import SHIFT, Last, MovedLayout
 from sparse24.kernels import launch, tensor_map
 from sparse24.kernels.launch import Launch
@@ -35,6 +35,7 @@ def calls(monkeypatch):
         return 0
 
     monkeypatch.setattr(launch, "_driver_launch", lambda: driver)
+    monkeypatch.setattr(_streams, "hold", lambda stream: None)
     return seen
 
 

@@ -99,6 +99,12 @@ def test_kernels_whose_offsets_have_32_bits_leave_what_is_longer_to_others(kerne
     assert _planner.too_long(kernel, problem(**{**sizes, "m": 4096, "k": 4096})) is None
 
 
+def test_columns_of_b_are_counted_in_32_bits_up_to_a_tile():
+    few = problem(m=8, k=16, n=(1 << 31) - 256)
+    assert _planner.too_long("sparse_wgmma", few) is None
+    assert _planner.too_long("sparse_wgmma", problem(m=8, k=16, n=few.n + 1)) is not None
+
+
 def test_named_kernels_run_or_say_why_not(h200):
     named = _planner.choose(problem(), 0, dense=False, algorithm="sparse_fma")
     assert named.kernel == "sparse_fma"

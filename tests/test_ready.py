@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _arrays, _foreign, _moved_layout, _ready
+from sparse24 import _arrays, _foreign, _moved_layout, _ready, _streams
 from sparse24._ready import Ready, ReadyInTurn
 from sparse24._views import View
 from sparse24.kernels import block_sums
@@ -43,6 +43,8 @@ def machine(monkeypatch):
     put(_arrays, "is_torch", lambda x: isinstance(x, Tensor))
     put(_arrays, "torch_stream", lambda x: 7)
     put(_foreign, "make_current", lambda: None)
+    put(_streams, "hold", lambda stream: None)
+    put(_streams, "hold_current", lambda: None)
     put(_foreign, "stream_of", lambda x: entered("all of torch's"))
     put(_arrays, "cupy_stream", lambda stream: entered(f"stream {stream}"))
     put(_foreign, "is_current_device", lambda x: machine.cupy == x.device.index)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _autotune, _settled
+from sparse24 import _arrays, _autotune, _settled, _streams
 from sparse24._records import MAKING, PLAIN, Compressed24, Fused, Operand24
 from sparse24.kernels.launch import Launcher
 
@@ -40,7 +40,7 @@ def device(monkeypatch):
     cupy = SimpleNamespace(cuda=SimpleNamespace(Event=Event))
     monkeypatch.setattr(_arrays, "cupy_module", lambda: cupy)
     monkeypatch.setattr(_arrays, "is_capturing", lambda: state.capturing)
-    monkeypatch.setattr(_settled, "_exchange_mode", lambda: state.modes.append)
+    monkeypatch.setattr(_streams, "_exchange_mode", lambda: state.modes.append)
     return state
 
 

@@ -35,6 +35,7 @@ def seen(monkeypatch):
     put(_arrays, "captures_work_on", lambda x: False)
     put(ready, "current_stream", lambda: 7)
     put("sparse24._foreign.make_current", lambda: None)
+    put("sparse24._streams.hold", lambda stream: None)
     put(_arrays, "cupy_module", lambda: SimpleNamespace(empty=lambda s, t: array(np.zeros(s, t))))
     put(launch, "_driver_launch", lambda: driver)
 

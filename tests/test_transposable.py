@@ -58,6 +58,16 @@ def test_mask_matches_reference(rng, name):
 
 @gpu
 @stem
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
+def test_mask_of_subnormal_numbers(rng, name):
+    row = _dtypes.TABLE[name]
+    x = (rng.standard_normal((37, 66)) * 1e-40).astype(row.logical)
+    poison()
+    same(transposable.mask(place(x, LAYOUTS[0]), row), reference.transposable_mask(x))
+
+
+@gpu
+@stem
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "int8"])
 def test_both_orientations(rng, name):
     row = _dtypes.TABLE[name]

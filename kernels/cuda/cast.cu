@@ -7,6 +7,7 @@
 // float64 element is rounded to odd before.
 //
 // Reference: reference.to_dtype.  Launcher: kernels/cast.py.
+#include "narrow.cuh"
 #include "numeric.cuh"
 
 using Element = Scalar<Kind::ELEMENT>;
@@ -16,14 +17,16 @@ using Output = Scalar<Kind::OUTPUT>;
 //
 // Source: Boldo and Melquiond, "When double rounding is odd", 2004.
 __device__ float to_odd(double x) {
-    const float cut = __double2float_rz(x);
-    const bool exact = double(cut) == x || x != x;
+    const float cut = narrow_toward_zero(x);
+    const bool exact = widen(cut) == x || x != x;
     return exact ? cut : __int_as_float(__float_as_int(cut) | 1);
 }
 
 template <class Value>
 __device__ typename Output::real before_rounding(Value x) {
-    if constexpr (sizeof(Value) == sizeof(double) && sizeof(Output::type) < sizeof(float)) return to_odd(x);
+    constexpr bool from_double = sizeof(Value) == sizeof(double);
+    if constexpr (from_double && sizeof(Output::type) < sizeof(float)) return to_odd(x);
+    else if constexpr (from_double && sizeof(typename Output::real) == sizeof(float)) return narrow(x);
     else return typename Output::real(x);
 }
 

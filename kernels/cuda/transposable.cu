@@ -17,13 +17,14 @@
 //
 // Reference: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
 #include "fixed_tile.cuh"
+#include "narrow.cuh"
 #include "piece.cuh"
 
 constexpr Kind kind = Kind::ELEMENT;
 
 float magnitude_of(const char* at) {
     using S = Scalar<kind>;
-    const float x = (float)S::load(*(const typename S::type*)at);
+    const float x = narrow(S::load(*(const typename S::type*)at));
     return __int_as_float(bits(x) & 0x7fffffff);
 }
 

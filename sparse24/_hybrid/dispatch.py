@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _memory_order, _product
+from sparse24 import _arrays, _dtypes, _foreign, _memory_order, _product, _streams
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.choice import STRIPS, Ran, choose, kind_of, way_of
@@ -83,6 +83,7 @@ def multiply_together(h, stack, out, algorithm: str, balance: bool) -> DenseStac
 
 
 def _run(path: str, h, b, out, balance: bool):
+    _streams.hold_current()
     elsewhere = _made_elsewhere(path, h, out)
     room = room_for(out) if elsewhere else out
     found = _bound(path, h, b, room, balance)
