@@ -177,9 +177,8 @@ def logical_dtype(x: Any, dtype=None, *, argument: str = "x") -> _dtypes.DType:
 
 def as_storage(x: Any, dtype: _dtypes.DType) -> Any:
     """The array as its kernels take it: fp8 on the GPU as ``uint8``, all else unchanged."""
-    if is_cupy(x) and dtype.is_float8:
-        return x.view(np.uint8)
-    return x if x.dtype == dtype.logical else x.view(dtype.logical)
+    wanted = np.dtype(np.uint8) if is_cupy(x) and dtype.is_float8 else dtype.logical
+    return x if x.dtype == wanted else x.view(wanted)
 
 
 def check_real(x: Any, *, argument: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _dispatch, _foreign
+from sparse24 import _dispatch, _dtypes, _foreign
 from sparse24._arrays import to_numpy
 from sparse24._errors import ArgumentError
 from sparse24.kernels.launch import Launch
@@ -247,3 +247,28 @@ def test_a_kept_dense_matrix_multiplies_again(rng):
     for _ in range(3):
         for got in (s24.matmul(a, x, algorithm="dense"), (x.T @ a.T).T):
             np.testing.assert_allclose(to_numpy(got), want, rtol=1e-2, atol=0.1)
+
+
+@gpu
+@on_gpu
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_products_of_fp8(rng, library, out_dtype):
+    """Of bits, and of tensors of torch, which the library sees as bits."""
+    cupy, torch, name = pytest.importorskip("cupy"), pytest.importorskip("torch"), "float8_e4m3fn"
+    own, wanted = (_dtypes.TABLE[kind].logical for kind in (name, out_dtype))
+    w = s24.prune(rng.integers(-2, 3, (96, 256)).astype(np.float32))
+    a = s24.compress(cupy.asarray(w.astype(own).view(np.uint8)), dtype=name)
+    for _ in range(5):
+        x = rng.integers(-1, 2, (8, 256)).astype(np.float32)
+        bits = cupy.asarray(x.astype(own).view(np.uint8))
+        if library == "torch":
+            given = torch.as_tensor(bits).view(torch.float8_e4m3fn)
+            got = s24.matmul(a, given.T, dtype=out_dtype)
+            got = got.view(getattr(torch, out_dtype)).cpu().float().numpy()
+        else:
+            got = to_numpy(s24.matmul(a, bits.T, dtype=out_dtype, b_dtype=name))
+            got = got.view(wanted).astype(np.float32)
+        np.testing.assert_array_equal(got, (w @ x.T).astype(wanted).astype(np.float32))
+        cupy.cuda.Device().synchronize()
+    assert len(a._plans) == 1
