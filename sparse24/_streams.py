@@ -28,9 +28,9 @@ _lock = threading.Lock()
 
 
 def hold(address: int) -> None:
-    """Hold CuPy's current stream if that is the one of this address; not to be asked for twice.
+    """Hold CuPy's current stream, if it is the one of this address.
 
-    Callers look into `held` first, at every launch.
+    For callers that found `held` without the address, where they look at every launch.
     """
     cuda = _arrays.cupy_module().cuda
     stream = cuda.get_current_stream()
@@ -38,7 +38,6 @@ def hold(address: int) -> None:
     with _lock:
         _let_go()
         held.setdefault(address, stream if is_cupys else None)
-    del stream
 
 
 def hold_current() -> None:

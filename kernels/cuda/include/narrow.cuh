@@ -19,6 +19,6 @@ inline double widen(float x) {
     asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
     return y;
 }
-// What is a float, or an exact one, already.
+// For code of several types.
 inline float narrow(float x) { return x; }
 inline float narrow(int x) { return (float)x; }
