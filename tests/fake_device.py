@@ -148,8 +148,10 @@ class Device:
         return SimpleNamespace(
             get_allocator=lambda: self.allocator,
             using_allocator=lambda made: _Using(self, made),
+            get_current_stream=lambda: SimpleNamespace(ptr=self.stream),
             runtime=RUNTIME,
             Device=Place,
+            Stream=None,
         )
 
     def empty(self, shape, dtype) -> Array:

@@ -182,4 +182,4 @@ def test_launcher_lays_out_the_arguments(launched, epilogue, order):
     run_it(record, b, out, epilogue)
     run_it(record, b, out, epilogue)
     assert [call[:2] for call in launched] == [(16, 384)] * 2
-    assert len(launched[0][2]) == 8
+    assert len(launched[0][2]) == 9
