@@ -1,36 +1,73 @@
-"""float32 operands as six sections of bfloat16 pieces; launcher of ``cuda/sparse_split.cu``.
+"""float32 operands as sections of bfloat16 pieces; launcher of ``cuda/sparse_split.cu``.
 
 A float32 number is the sum of three bfloat16 pieces.  A product of two is the sum of six
-products of pieces, and of terms below 2**-24 of it: one bfloat16 product along a six times
-longer k.  Every section of the sparse operand has the places of its non-zeros.
+products of pieces, and of terms below 2**-24 of it.  The Hopper kernel takes three sections,
+one for each piece, and multiplies them crosswise.  ``split_mma`` takes six, whose products
+follow one another along a six times longer k; there every section of the sparse operand has
+the places of its non-zeros.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from sparse24 import _arrays, _dtypes, _spec
 from sparse24._records import Compressed24
+from sparse24._settled import Making
 from sparse24.kernels import loader
+from sparse24.kernels.launch import Launch, current_stream
 
 STEM = "sparse_split"
-SECTIONS = 6
+PIECES, SECTIONS = 3, 6
 THREADS = 256
 PER = 8  # elements of a thread
-MOST_BATCHES = 65535  # of a grid along y (CUDA C++ Programming Guide, compute capabilities)
 SPARSE, DENSE = 0, 1
 
-COMPILE_CHECKS = [((("SIDE", side),), "sm_90a", None) for side in (SPARSE, DENSE)]
+
+def _defines(sections: int, side: int) -> loader.Defines:
+    return (("SECTIONS", sections), ("SIDE", side))
 
 
-class _Made(NamedTuple):
-    """A widened operand, the event behind its making, and the streams that come after that."""
+_SPLIT = np.dtype(
+    [
+        ("x", "u8"), ("x_batch", "i8"), ("x_line", "i8"), ("x_step", "i8"),
+        ("out", "u8"), ("out_batch", "i8"), ("out_line", "i8"), ("out_section", "i8"),
+        ("lines", "i4"), ("length", "i4"), ("lines_out", "i4"), ("length_out", "i4"),
+        ("blocks", "i4"), ("aligned", "i4"),
+    ],
+)  # fmt: skip
 
-    record: Compressed24
-    event: Any
-    streams: set[int]
+COMPILE_CHECKS = [
+    (_defines(sections, side), "sm_90a", None)
+    for sections, side in ((PIECES, SPARSE), (SECTIONS, SPARSE), (SECTIONS, DENSE))
+]
+
+
+class _Made:
+    """A widened operand, what is known of its making, and the streams that come after that."""
+
+    def __init__(self, record: Compressed24, stream: Any):
+        self._record, self._event = record, stream.record()
+        self._making, self._streams = Making(self._event), {stream.ptr}
+
+    @property
+    def record(self) -> Compressed24:
+        """Settled once its making is known to have ended."""
+        if not self._record.settled and self._making.has_ended():
+            self._record = replace(self._record, settled=True)
+        return self._record
+
+    def may_read(self, stream: Any) -> bool:
+        """Whether `stream` comes after the making; it waits for that if it can."""
+        if not self.record.settled and stream.ptr not in self._streams:
+            if stream.is_capturing():
+                return False
+            stream.wait_event(self._event)
+            self._streams.add(stream.ptr)
+        return True
 
 
 def padded(k: int) -> int:
@@ -38,37 +75,33 @@ def padded(k: int) -> int:
     return -(-k // _spec.ATOM_K) * _spec.ATOM_K
 
 
-def of_sparse(a: Compressed24) -> Compressed24:
-    """The sections (..., m, 6 * padded k) of a float32 record, made once and kept with it.
+def of_sparse(a: Compressed24, sections: int = PIECES) -> Compressed24:
+    """The sections (..., m, sections * padded k) of a float32 record, made once and kept with it.
 
     Enqueued on CuPy's current stream; other streams wait for it.  A graph that is captured
     on a stream that never waited makes its own.
     """
     stream = _arrays.cupy_module().cuda.get_current_stream()
-    made = a.derived.get(STEM)
-    if made is not None and _may_read(made, stream):
+    made = a.derived.get(_key(sections))
+    if made is not None and made.may_read(stream):
         return made.record
-    wide = _widen(a)
+    wide = _widen(a, sections)
     if stream.is_capturing():
         keep_for_graph(a, wide)
     else:
-        a.derived[STEM] = _Made(wide, stream.record(), {stream.ptr})
+        a.derived[_key(sections)] = _Made(wide, stream)
     return wide
 
 
-def _may_read(made: _Made, stream) -> bool:
-    if stream.ptr not in made.streams:
-        if stream.is_capturing():
-            return False
-        stream.wait_event(made.event)
-        made.streams.add(stream.ptr)
-    return True
+def _key(sections: int) -> str:
+    return f"{sections} sections of pieces"
 
 
 def kept(a: Compressed24) -> tuple[Any, ...]:
     """The arrays of the sections that a record keeps."""
-    made = a.derived.get(STEM)
-    return () if made is None else (made.record.values, made.record.packed)
+    made = [a.derived[key] for key in map(_key, (PIECES, SECTIONS)) if key in a.derived]
+    arrays = [x for each in made for x in (each.record.values, each.record.packed)]
+    return tuple(x for x in arrays if x is not a.packed)
 
 
 def keep_for_graph(a: Compressed24, what: Any) -> None:
@@ -76,24 +109,27 @@ def keep_for_graph(a: Compressed24, what: Any) -> None:
     a.derived.setdefault("graphs", []).append(what)
 
 
-def _widen(a: Compressed24) -> Compressed24:
+def _widen(a: Compressed24, sections: int) -> Compressed24:
     xp, (*batch, m, k) = _arrays.cupy_module(), a.shape
     length, atoms = padded(k) // 2, a.packed.shape[-3:]
-    values = xp.empty((*batch, m, SECTIONS * length), np.uint16)
-    _launch(a.values, values, SPARSE, length, m, length)
-    packed = xp.empty((*batch, SECTIONS, *atoms), np.uint8)
-    packed[...] = a.packed[..., None, :, :, :]
-    packed = packed.reshape(*batch, SECTIONS * atoms[0], *atoms[1:])
-    shape = (*batch, m, SECTIONS * padded(k))
+    values = xp.empty((*batch, m, sections * length), np.uint16)
+    _launch(a.values, values, _defines(sections, SPARSE), length, m, length)
+    packed = a.packed
+    if sections == SECTIONS:
+        packed = xp.empty((*batch, sections, *atoms), np.uint8)
+        packed[...] = a.packed[..., None, :, :, :]
+        packed = packed.reshape(*batch, sections * atoms[0], *atoms[1:])
+    shape = (*batch, m, sections * padded(k))
     return Compressed24(values, None, packed, shape, _dtypes.TABLE["bfloat16"])
 
 
-def of_dense(b, *, by_columns: bool):
-    """The sections (..., 6 * padded k, n) of b (..., k, n), columns or rows contiguous.
+def of_dense(b, sections: int = PIECES, *, by_columns: bool):
+    """The sections (..., sections * padded k, n) of b (..., k, n), columns or rows contiguous.
 
     Parameters
     ----------
     b : cupy.ndarray of float32, any strides
+    sections : int
     by_columns : bool
 
     Returns
@@ -103,18 +139,18 @@ def of_dense(b, *, by_columns: bool):
     """
     xp = _arrays.cupy_module()
     *batch, k, n = b.shape
-    length = padded(k)
+    length, macros = padded(k), _defines(sections, DENSE if sections == SECTIONS else SPARSE)
     if by_columns:
-        out = xp.empty((*batch, n, SECTIONS * length), np.uint16)
-        _launch(b.swapaxes(-1, -2), out, DENSE, length, n, length)
+        out = xp.empty((*batch, n, sections * length), np.uint16)
+        _launch(b.swapaxes(-1, -2), out, macros, length, n, length)
         return out.swapaxes(-1, -2)
     pitch = _arrays.row_pitch(n, 2)
-    out = xp.empty((*batch, SECTIONS * length, pitch), np.uint16)
-    _launch(b, out, DENSE, length * pitch, length, pitch)
+    out = xp.empty((*batch, sections * length, pitch), np.uint16)
+    _launch(b, out, macros, length * pitch, length, pitch)
     return out[..., :n]
 
 
-def _launch(x, out, side: int, section: int, lines: int, length: int) -> None:
+def _launch(x, out, macros: loader.Defines, section: int, lines: int, length: int) -> None:
     """Fill the `lines` lines of `length` elements of each section of `out`.
 
     `section` is the distance in elements from one section to the next; `x` is (..., lines,
@@ -122,16 +158,18 @@ def _launch(x, out, side: int, section: int, lines: int, length: int) -> None:
     """
     if not out.size:
         return
+    blocks = -(-lines * (length // PER) // THREADS)
     step, line, batch = _strides(x)
     out_line, out_batch = _strides(out)[1:]
     aligned = step == 1 and not (x.data.ptr | 4 * line | 4 * batch) & 15
-    arguments = (
-        x, *map(np.int64, (batch, line, step)), out, *map(np.int64, (out_batch, out_line, section)),
-        *map(np.int32, (*x.shape[-2:], lines, length, aligned)),
+    split = (
+        x.data.ptr, batch, line, step, out.data.ptr, out_batch, out_line, section,
+        *x.shape[-2:], lines, length, blocks, aligned,
     )  # fmt: skip
-    blocks = -(-lines * (length // PER) // THREADS)
-    kernel = loader.function(STEM, STEM, (("SIDE", side),))
-    kernel((blocks, x.shape[0] if x.ndim > 2 else 1), (THREADS,), arguments)
+    kernel = loader.function(STEM, STEM, macros)
+    grid, argument = blocks * (x.shape[0] if x.ndim > 2 else 1), np.array([split], _SPLIT)
+    early = int(x.device.compute_capability) >= 90
+    Launch(kernel, grid, THREADS, 0, [loader.by_value(argument)], early=early)(current_stream())
 
 
 def _strides(x) -> tuple[int, int, int]:

@@ -56,16 +56,18 @@ def apply_epilogue(acc: np.ndarray, e: Fused, out: DType | str) -> tuple[np.ndar
 def split_bfloat16(x: np.ndarray) -> list[np.ndarray]:
     """Three float32 arrays of eight significant bits each that sum to float32 `x`, largest first.
 
-    The first is cut off, so it never overflows; the second is rounded to nearest even.  An
-    infinity or a NaN is its own first piece.  The sum is exact down to 2**-110; below, bits
-    under 2**-133 are lost.
+    The first is cut off, so it never overflows; the second is rounded to nearest even.  The sum
+    is exact down to 2**-110; below, bits under 2**-133 are lost.  An infinity is the third piece,
+    behind a one of its sign and a zero; a NaN is the first and the third.
     """
-    finite = np.isfinite(x)
-    first = _upper_half(np.where(finite, x, np.float32(0)), nearest=False)
-    rest = np.where(finite, x, first) - first
+    finite, nan = np.isfinite(x), np.isnan(x)
+    kept = np.where(finite, x, np.float32(0))
+    first = _upper_half(kept, nearest=False)
+    rest = kept - first
     second = _upper_half(rest, nearest=True)
     third = _upper_half(rest - second, nearest=False)
-    return [np.where(finite, first, x), second, third]
+    leading = np.where(nan, x, np.copysign(np.float32(1), x))
+    return [np.where(finite, first, leading), second, np.where(finite, third, x)]
 
 
 def _upper_half(x: np.ndarray, *, nearest: bool) -> np.ndarray:
@@ -77,13 +79,11 @@ def _upper_half(x: np.ndarray, *, nearest: bool) -> np.ndarray:
 
 
 def split_sections(x: np.ndarray, *, dense: bool) -> list[np.ndarray]:
-    """The pieces of one operand in the order of the six sections of ``sparse_split``.
+    """The pieces of one operand in the order of six sections, as ``split_mma`` multiplies them.
 
     Summed over the sections, the products of the sparse operand's pieces and the dense one's
-    make ``p1 q3 + p3 q1 + p2 q2 + p1 q2 + p2 q1 + p1 q1``.  What is not finite is in the last.
+    make ``p1 q3 + p3 q1 + p2 q2 + p1 q2 + p2 q1 + p1 q1``.
     """
     pieces = split_bfloat16(x)
     order = (2, 0, 1, 1, 0, 0) if dense else (0, 2, 1, 0, 1, 0)
-    finite = np.isfinite(x)
-    sections = [np.where(finite, pieces[i], np.float32(0)) for i in order]
-    return [*sections[:-1], pieces[0]]
+    return [pieces[i] for i in order]

@@ -1,9 +1,9 @@
 """float32 products at 2:4 on the bfloat16 tensor cores of Hopper, as accurate as FP32.
 
-Both operands become six sections of bfloat16 pieces (`kernels.pieces`), and the product is
-one of bfloat16 along a six times longer k, run by ``cuda/sparse_wgmma.cu``.  Tensor cores
-truncate their sums instead of rounding them, so a long sum drifts towards zero: the kernel
-is compiled to sum a few instructions at a time and to add these sums in float32.
+Both operands become three sections of bfloat16 pieces (`kernels.pieces`), of which
+``cuda/sparse_wgmma.cu`` fetches all three into each stage and multiplies them crosswise: six
+products for one of float32.  Tensor cores truncate their sums instead of rounding them, so a
+long sum drifts towards zero: the kernel adds the sums of each stage up in float32.
 
 Sources: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype
 For Higher-Precision Computations" (2019); Ootomo and Yokota, "Recovering single precision
@@ -26,6 +26,7 @@ NAME = "sparse_split"
 COMPILE_CHECKS = pieces.COMPILE_CHECKS
 MOST_BYTES = 2 << 30  # of the pieces of b at a time
 STEP = 768  # columns: whole tiles of 128, 192 and 256
+MOST_TURNED = 64  # columns of a b by rows whose pieces are stored by columns
 PIECES_SHARE = 0.75  # of copy speed, at which they are made; measured
 
 
@@ -34,66 +35,86 @@ def refuses(problem: Problem) -> str | None:
     p = problem
     if {p.dtype, p.b_dtype, p.out_dtype} != {"float32"} or p.tensor_float:
         return f"the kernel splits float32, not {p.dtype} and {p.b_dtype} to {p.out_dtype}"
-    if p.batch > pieces.MOST_BATCHES:
-        return f"a batch has at most {pieces.MOST_BATCHES} products, this one {p.batch}"
     return sparse_wgmma.refuses(widened(p))
 
 
-def _widened_bytes(p: Problem) -> int:
-    return 2 * pieces.SECTIONS * pieces.padded(p.k) * p.n * (p.batch if p.b_batched else 1)
+def widened_bytes(p: Problem, sections: int = pieces.PIECES) -> int:
+    """Of the pieces of b."""
+    return 2 * sections * pieces.padded(p.k) * p.n * (p.batch if p.b_batched else 1)
 
 
 def widened(problem: Problem) -> Problem:
-    """The bfloat16 problem that the tensor cores see."""
+    """The bfloat16 problem of one section, several of which the tensor cores see."""
     return replace(
         problem,
-        k=pieces.SECTIONS * pieces.padded(problem.k),
+        k=pieces.padded(problem.k),
         dtype="bfloat16",
         b_dtype="bfloat16",
-        b_order="row" if problem.b_order == "row" else "column",
+        b_order="row" if problem.b_order == "row" and problem.n > MOST_TURNED else "column",
         aligned=True,
     )
 
 
-def columns_at_a_time(problem: Problem) -> int:
+def columns_at_a_time(problem: Problem, sections: int = pieces.PIECES) -> int:
     """Columns of b whose pieces are there at the same time, whole tiles of them if not all."""
-    fit = MOST_BYTES * problem.n // max(1, _widened_bytes(problem))
+    fit = MOST_BYTES * problem.n // max(1, widened_bytes(problem, sections))
     return problem.n if fit >= problem.n else max(STEP, fit // STEP * STEP)
 
 
+# (rows, columns) of a tile, spans of a stage, and the numbers of blocks that may share it along k.
+TILES = {
+    (64, 32, 1): (1, 2, 3, 4, 6),
+    (64, 32, 2): (1, 2, 3, 4, 6),
+    (64, 64, 1): (1, 2, 3),
+    (128, 32, 1): (1, 2, 3, 4, 6, 8),
+    (128, 64, 1): (1, 2, 3, 4, 6, 8),
+    (128, 64, 2): (1, 2),
+    (128, 128, 1): (1, 2, 3, 4),
+    (128, 192, 1): (1, 2),
+}
+TABLE = tuple(
+    Config(m, n, 1 if m == 64 else 2, spans, staging=1, parts=parts, blocks=2 if m == 64 else 1)
+    for (m, n, spans), several in TILES.items()
+    for parts in several
+)
+
+
+# Fitted to 3400 timings on an H200, as its defaults are: docs/benchmarks/log_gemm.rst, "Pieces side
+# by side".
+MODEL = plan.Model(
+    pieces.PIECES, 6, launch=1.28e-6, instruction_clocks=13.4, stage_seconds=123e-9,
+    latency=1.16e-6, into_sm=1.73e11, l2_per_sm=1.11e11, reading=1.4, store=98.5e-12,
+    tile=0.586e-6, of_part=0.317e-6, shared_sum=137e-12, power=247e-15, half_line=0.369,
+    whole_b=1.3, rows_of_b=1.03,
+)  # fmt: skip
+
+
 def configs(problem: Problem) -> list[Config]:
-    """Tiles of the Hopper kernel whose sums fit into the registers twice, best guess first."""
-    return [tile for tile in plan.configs(widened(problem)) if promotable(tile)]
+    """Tiles of the Hopper kernel, best guess first."""
+    wide = widened(problem)
+    suits = [config for config in TABLE if plan.suits(wide, config, pieces.PIECES)]
+    return sorted(suits, key=lambda config: predict(problem, config, plan.CHIP))
 
 
-def promotable(tile: Config) -> bool:
-    """Whether the registers hold the sums of a tile twice, as PROMOTE needs."""
-    sharers = 1 if tile.pingpong else tile.consumers
-    return tile.block_m * tile.block_n <= plan.MOST_PROMOTED * sharers and tile.consumers < 3
-
-
-def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
+def predict(
+    problem: Problem, config: Config, chip: dict[str, float], model: plan.Model = MODEL
+) -> float:
     """Seconds: the pieces of b, and the product."""
     p = problem
-    moved = 4 * p.k * p.n * (p.batch if p.b_batched else 1) + _widened_bytes(p)
-    split = plan.LAUNCH + moved / (PIECES_SHARE * chip["bandwidth"])
-    return split + plan.predict(widened(p), config, chip)
+    moved = 4 * p.k * p.n * (p.batch if p.b_batched else 1) + widened_bytes(p)
+    split = model.launch + moved / (PIECES_SHARE * chip["bandwidth"])
+    return split + plan.predict(widened(p), config, chip, model)
 
 
 def defines(problem: Problem, config: Config, epilogue: Fused, *, bulk: bool) -> loader.Defines:
-    """The macros of ``sparse_wgmma.cu`` for a widened problem, its sums moved to float32."""
-    changed = {"PROMOTE": 1, "IN_FLIGHT": 0}
-    macros = sparse_wgmma.defines(problem, config, epilogue, bulk=bulk)
-    return tuple((name, changed.get(name, value)) for name, value in macros)
+    """The macros of ``sparse_wgmma.cu`` for a widened problem."""
+    return sparse_wgmma.defines(problem, config, epilogue, bulk=bulk, pieces=pieces.PIECES)
 
 
-class _Promoted(sparse_wgmma._Launcher):
-    """The Hopper kernel compiled so."""
+class _OfPieces(sparse_wgmma._Launcher):
+    """The Hopper kernel compiled for pieces."""
 
-    def _kernel(self, *, bulk: bool):
-        macros = defines(self.problem, self.config, self.epilogue, bulk=bulk)
-        stem = sparse_wgmma.NAME
-        return loader.function(stem, stem, macros, shared_memory=self.shared_memory)
+    pieces = pieces.PIECES
 
 
 def prepare(
@@ -101,13 +122,17 @@ def prepare(
 ) -> Callable[[Compressed24, Any, Any, Fused], None]:
     """Compile `config` for `problem`; the callable enqueues on CuPy's current stream.
 
-    The first product of a record makes its pieces, 3 times the bytes of its values, which
+    The first product of a record makes its pieces, 1.5 times the bytes of its values, which
     stay with it; those of b are made at each product.
     """
     wide, step = widened(problem), columns_at_a_time(problem)
     by_columns = wide.b_order == "column"
     widths = {min(step, problem.n - start) for start in range(0, problem.n, step)}
-    products = {n: _Promoted(replace(wide, n=n), config, epilogue) for n in widths}
+    products = {  # for pieces that are settled, and not: a launcher knows operands by address
+        (n, settled): _OfPieces(replace(wide, n=n), config, epilogue)
+        for n in widths
+        for settled in (False, True)
+    }
 
     def launch(a: Compressed24, b, out, epilogue: Fused) -> None:
         capturing = _arrays.cupy_module().cuda.get_current_stream().is_capturing()
@@ -117,7 +142,8 @@ def prepare(
             pieces_of_b = pieces.of_dense(b[..., part], by_columns=by_columns)
             if capturing:
                 pieces.keep_for_graph(a, pieces_of_b)
-            product, of_part = products[pieces_of_b.shape[-1]], _columns(epilogue, part)
+            product = products[pieces_of_b.shape[-1], pieces_of_a.settled]
+            of_part = _columns(epilogue, part)
             product(pieces_of_a, pieces_of_b, out[..., part], of_part)
 
     return launch

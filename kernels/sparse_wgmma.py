@@ -88,18 +88,21 @@ def prepare(
     return _Launcher(problem, config, epilogue)
 
 
-def defines(problem: Problem, config: Config, epilogue: Fused, *, bulk: bool) -> loader.Defines:
+def defines(
+    problem: Problem, config: Config, epilogue: Fused, *, bulk: bool, pieces: int = 1
+) -> loader.Defines:
     """The macros of one specialisation; `bulk`: the TMA writes the result."""
     itemsize = numpy_dtype(problem.dtype).itemsize
-    stages = layout(config, itemsize, numpy_dtype(problem.out_dtype).itemsize).stages
+    stages = layout(config, itemsize, numpy_dtype(problem.out_dtype).itemsize, pieces).stages
+    promotes = plan.promotes(problem)
     return (
         ("ELEMENT", problem.dtype), ("B_ELEMENT", problem.b_dtype), ("OUTPUT", problem.out_dtype),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("BLOCK_K", 128 * config.spans // itemsize), ("STAGES", stages),
         ("CONSUMERS", config.consumers), ("BLOCKS", config.blocks),
         ("CLUSTER", config.cluster), ("K_PARTS", config.parts),
-        ("IN_FLIGHT", int(config.in_flight and not plan.promotes(problem))),
-        ("PROMOTE", int(plan.promotes(problem))), ("PINGPONG", int(config.pingpong)),
+        ("IN_FLIGHT", int(config.in_flight and not promotes and pieces == 1)),
+        ("PROMOTE", int(promotes)), ("PIECES", pieces), ("PINGPONG", int(config.pingpong)),
         ("B_ROW_MAJOR", int(problem.b_order == "row")),
         ("OUT_ROW_MAJOR", int(problem.out_order != "column")),
         ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
@@ -111,6 +114,7 @@ class _Launcher(Launcher):
     """A compiled specialisation."""
 
     reads_early = True  # what is settled, while the kernel before it ends
+    pieces = 1  # sections of the operands along k
 
     def __init__(self, problem: Problem, config: Config, epilogue: Fused):
         from sparse24._arrays import cupy_module
@@ -119,7 +123,8 @@ class _Launcher(Launcher):
         self.problem, self.config, self.epilogue = problem, config, epilogue
         self.itemsize = numpy_dtype(problem.dtype).itemsize
         self.out_itemsize = numpy_dtype(problem.out_dtype).itemsize
-        self.shared_memory = layout(config, self.itemsize, self.out_itemsize).shared_memory
+        sizes = self.itemsize, self.out_itemsize, self.pieces
+        self.shared_memory = layout(config, *sizes).shared_memory
         self.block = (config.consumers + 1) * 128
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
         self.tiling = loader.by_value(_tiling(problem, config))
@@ -128,7 +133,8 @@ class _Launcher(Launcher):
         self._kernel(bulk=True)
 
     def _kernel(self, *, bulk: bool):
-        macros = defines(self.problem, self.config, self.epilogue, bulk=bulk)
+        problem, config, pieces = self.problem, self.config, self.pieces
+        macros = defines(problem, config, self.epilogue, bulk=bulk, pieces=pieces)
         return loader.function(NAME, NAME, macros, shared_memory=self.shared_memory)
 
     def bind(self, a: Compressed24, b, out, stream: int) -> Launch:

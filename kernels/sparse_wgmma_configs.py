@@ -68,9 +68,9 @@ class Layout:
 
 
 @functools.cache
-def layout(config: Config, itemsize: int, out_itemsize: int) -> Layout:
-    """As many stages as fit."""
-    stage = (64 * config.block_m + 128 * config.block_n) * config.spans
+def layout(config: Config, itemsize: int, out_itemsize: int, pieces: int = 1) -> Layout:
+    """As many stages as fit; none, if that is so."""
+    stage = (64 * config.block_m + 128 * config.block_n) * config.spans * pieces
     of_atom = (_spec.ATOM_K_TF32 if itemsize == 4 else _spec.ATOM_K) * itemsize
     parts, atoms = max(1, of_atom // (128 * config.spans)), max(1, 128 * config.spans // of_atom)
     slot = atoms * config.block_m // _spec.ATOM_M * _spec.ATOM_BYTES
@@ -80,7 +80,7 @@ def layout(config: Config, itemsize: int, out_itemsize: int) -> Layout:
         barriers = 16 * stages + 8 * (config.parts > 1 or config.pingpong)
         return stages * stage + -(-stages // parts) * slot + staging + barriers
 
-    stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= SHARED_MEMORY[config.blocks])
+    stages = max(s for s in range(MOST_STAGES + 1) if total(s) <= SHARED_MEMORY[config.blocks])
     return Layout(stages, total(stages))
 
 

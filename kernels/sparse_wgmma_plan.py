@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
@@ -12,48 +13,94 @@ from sparse24.kernels.sparse_wgmma_configs import LEAST_STAGES, TABLE, Config, l
 
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
 LEAST_ATOMS = 4  # along k, for each block of a cluster that shares a tile
+LEAST_STAGES_OF_PIECES = 2  # which are three times as large
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}  # orders configs; H200
-
-# Fitted to 23000 timings on an H200: of 1090 random products with 64 to 14000 columns, each with
-# the tiles that suit it, and those of gemm.json and few_tokens.json.  The root mean square error is
-# 12 %; the tile that is predicted to be the fastest takes 3 % longer than the one that is.
-# docs/benchmarks/log_gemm.rst, "Wide stages for all".  To fit again: tests/bench/bench_tiles.py and
-# fit_tiles.py.
-LAUNCH = 1.36e-6  # seconds
-INSTRUCTION_CLOCKS = 23.1  # of an instruction, and half a clock for each column
-STAGE_SECONDS = 49.6e-9  # from one stage to the next, whatever is in it
-LATENCY = 0.837e-6  # seconds from a stage's copy to its arrival
-INTO_SM = 1.64e11  # bytes a second
-READING = 1.22  # bandwidth of reading, relative to that of a copy
-STORE = 61.3e-12  # seconds for a sum of the tile
-TILE = 0.484e-6  # seconds of a multiprocessor for a tile, or a block's part of one
-OF_PART = 0.317e-6  # seconds for each of the blocks that share a tile
-SHARED_SUM = 61.4e-12  # seconds for a sum that they exchange
-POWER = 1.95e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
 # Multiprocessors that clusters of so many blocks can occupy, as `clusters.most_clusters` counts.
 USABLE = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 8: 120}
-# L2_PER_SM: bytes a second from the L2 cache to each multiprocessor.  It is asked for lines of 128
-# bytes, so half lines of A cost more (HALF_LINE).  Blocks along m ask for the same lines of b at
-# about the same time, so these cost less (WHOLE_B); more if they begin within lines of memory
-# (ASTRIDE_B), when each takes two requests, for five sectors of 32 bytes instead of four.
-L2_PER_SM = 6.76e10
-HALF_LINE, WHOLE_B, ASTRIDE_B = 1.23, 0.33, 0.93
 ASTRIDE_SECTORS = 5 / 4
-ROWS_OF_B = 1.47  # how much longer b takes to arrive by rows than by columns
+
+
+@dataclass(frozen=True)
+class Model:
+    """What predictions know of the kernel; the numbers are those of plain operands.
+
+    Fitted to 23000 timings on an H200: of 1090 random products with 64 to 14000 columns, each
+    with the tiles that suit it, and those of gemm.json and few_tokens.json.  The root mean
+    square error is 12 %; the tile that is predicted to be the fastest takes 3 % longer than the
+    one that is.  docs/benchmarks/log_gemm.rst, "Wide stages for all".  To fit again:
+    tests/bench/bench_tiles.py and fit_tiles.py.
+
+    Lines of the L2 cache have 128 bytes, so half lines of A cost more (`half_line`).  Blocks
+    along m ask for the same lines of b at about the same time, so these cost less (`whole_b`);
+    more if they begin within lines of memory (`astride_b`), when each takes two requests, for
+    five sectors of 32 bytes instead of four.
+
+    Attributes
+    ----------
+    pieces, products : int
+        In how many pieces an element comes, and products of pieces for one of elements.
+    launch : float
+        Seconds.
+    instruction_clocks : float
+        Of an instruction, and half a clock for each column.
+    stage_seconds : float
+        From one stage to the next, whatever is in it.
+    latency : float
+        Seconds from a stage's copy to its arrival.
+    into_sm, l2_per_sm : float
+        Bytes a second into a multiprocessor: of one alone, and from the L2 cache into each.
+    reading : float
+        Bandwidth of reading, relative to that of a copy.
+    store, shared_sum : float
+        Seconds for a sum of the tile, and for one that the blocks which share it exchange.
+    tile, of_part : float
+        Seconds of a multiprocessor for a tile, or a block's part of one, and for each of these.
+    power : float
+        Seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all.
+    half_line, whole_b, astride_b : float
+        How much such lines cost, of what whole lines of A do.
+    rows_of_b : float
+        How much longer b takes to arrive by rows than by columns.
+    """
+
+    pieces: int = 1
+    products: int = 1
+    launch: float = 1.36e-6
+    instruction_clocks: float = 23.1
+    stage_seconds: float = 49.6e-9
+    latency: float = 0.837e-6
+    into_sm: float = 1.64e11
+    l2_per_sm: float = 6.76e10
+    reading: float = 1.22
+    store: float = 61.3e-12
+    tile: float = 0.484e-6
+    of_part: float = 0.317e-6
+    shared_sum: float = 61.4e-12
+    power: float = 1.95e-15 * 132
+    half_line: float = 1.23
+    whole_b: float = 0.33
+    astride_b: float = 0.93
+    rows_of_b: float = 1.47
+
+
+PLAIN_OPERANDS = Model()
 
 
 def configs(problem: Problem) -> list[Config]:
     """Every config that suits, the one with the least predicted time first."""
-    suits = [config for config in TABLE if _suits(problem, config)]
-    return sorted(suits, key=lambda config: predict(problem, config, CHIP))
+    found = [config for config in TABLE if suits(problem, config)]
+    return sorted(found, key=lambda config: predict(problem, config, CHIP))
 
 
-def _suits(problem: Problem, config: Config) -> bool:
+def suits(problem: Problem, config: Config, pieces: int = 1) -> bool:
+    """Whether a tile takes such a product, and enough stages fit."""
     sharers = 1 if config.pingpong else config.consumers
-    if promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * sharers:
+    twice = promotes(problem) or pieces > 1
+    if twice and config.block_m * config.block_n > MOST_PROMOTED * sharers:
         return False
     out_itemsize = numpy_dtype(problem.out_dtype).itemsize
-    if layout(config, numpy_dtype(problem.dtype).itemsize, out_itemsize).stages < LEAST_STAGES:
+    stages = layout(config, numpy_dtype(problem.dtype).itemsize, out_itemsize, pieces).stages
+    if stages < (LEAST_STAGES if pieces == 1 else LEAST_STAGES_OF_PIECES):
         return False  # bytes have twice the metadata
     if config.block_n == 32 and (problem.b_order == "row" or out_itemsize == 1):
         return False  # lines of 64 columns of b, or of 64 bytes of the result
@@ -67,7 +114,9 @@ def promotes(problem: Problem) -> bool:
     return problem.dtype.startswith("float8") and not problem.fast_accumulation
 
 
-def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
+def predict(
+    problem: Problem, config: Config, chip: dict[str, float], model: Model = PLAIN_OPERANDS
+) -> float:
     """Seconds: those of the busiest multiprocessor, of the L2 cache and of memory together.
 
     None of the three hides wholly behind another one; the root of the sum of their squares is as
@@ -78,41 +127,45 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
     usable = sms * USABLE[config.parts * config.cluster] // USABLE[1]
     beside = max(1, min(config.blocks, -(-blocks // usable)))
     waves = -(-blocks // (usable * config.blocks))
+    moved = model.pieces * sparse_tile.bytes_moved(problem)
     together = math.hypot(
-        waves * _block(problem, config, beside, chip["clock_hz"]),
-        _from_l2(problem, config) / (L2_PER_SM * sms),
-        sparse_tile.bytes_moved(problem) / (READING * chip["bandwidth"]),
+        waves * _block(problem, config, beside, chip["clock_hz"], model),
+        model.pieces * _from_l2(problem, config, model) / (model.l2_per_sm * sms),
+        moved / (model.reading * chip["bandwidth"]),
     )
-    products = problem.m * problem.n * problem.k * problem.batch * itemsize / 2
-    return LAUNCH + max(together + TILE * blocks / sms, products * POWER / sms)
+    elements = problem.m * problem.n * problem.k * problem.batch * itemsize / 2
+    power = model.products * elements * model.power / sms
+    return model.launch + max(together + model.tile * blocks / sms, power)
 
 
-def _block(p: Problem, config: Config, beside: int, clock_hz: float) -> float:
+def _block(p: Problem, config: Config, beside: int, clock_hz: float, model: Model) -> float:
     """Seconds of a block for its part of a tile, with others on its multiprocessor."""
-    itemsize = numpy_dtype(p.dtype).itemsize
-    of_a = min(config.block_m, _rounded(p.m)) * _bytes_of_row(itemsize) * config.spans
-    of_b = min(config.block_n, _rounded(p.n)) * 128 * config.spans
-    asked_for = layout(config, itemsize, 2).stages * (of_a + of_b / config.cluster)
-    rate = min(asked_for / LATENCY, INTO_SM / beside)
-    arriving = of_a + of_b * (1 + (_slower(p) - 1) / config.cluster)
-    instructions = config.block_m // 64 * 2 * config.spans
-    clocks = instructions * (config.block_n / 2 + INSTRUCTION_CLOCKS) * beside
-    stage = STAGE_SECONDS + max(arriving / rate, clocks / clock_hz)
+    itemsize, spans = numpy_dtype(p.dtype).itemsize, config.spans * model.pieces
+    of_a = min(config.block_m, _rounded(p.m)) * _bytes_of_row(itemsize) * spans
+    of_b = min(config.block_n, _rounded(p.n)) * 128 * spans
+    stages = layout(config, itemsize, 2, model.pieces).stages
+    asked_for = stages * (of_a + of_b / config.cluster)
+    rate = min(asked_for / model.latency, model.into_sm / beside)
+    arriving = of_a + of_b * (1 + (_slower(p, model) - 1) / config.cluster)
+    instructions = config.block_m // 64 * 2 * config.spans * model.products
+    clocks = instructions * (config.block_n / 2 + model.instruction_clocks) * beside
+    stage = model.stage_seconds + max(arriving / rate, clocks / clock_hz)
     sums = config.block_m * config.block_n
-    exchange = OF_PART * config.parts + SHARED_SUM * sums if config.parts > 1 else 0.0
-    return _stages(p, config) * stage + STORE * sums * beside + exchange
+    exchange = model.of_part * config.parts + model.shared_sum * sums if config.parts > 1 else 0.0
+    return _stages(p, config) * stage + model.store * sums * beside + exchange
 
 
-def _slower(p: Problem) -> float:
+def _slower(p: Problem, model: Model) -> float:
     """How much longer what a block asks for of b takes to arrive than whole lines by columns."""
-    return (1 if p.b_in_lines else ASTRIDE_SECTORS) * (ROWS_OF_B if p.b_order == "row" else 1)
+    return (1 if p.b_in_lines else ASTRIDE_SECTORS) * (model.rows_of_b if p.b_order == "row" else 1)
 
 
-def _from_l2(p: Problem, config: Config) -> float:
+def _from_l2(p: Problem, config: Config, model: Model) -> float:
     """Bytes that all blocks ask the L2 cache for: A for each tile along n, b for each along m."""
-    line = HALF_LINE if config.spans == 1 else 1
+    line = model.half_line if config.spans == 1 else 1
     of_a = p.m * -(-p.n // config.block_n) * _bytes_of_row(numpy_dtype(p.dtype).itemsize) * line
-    of_b = clusters_m(p, config) * _rounded(p.n) * 128 * (WHOLE_B if p.b_in_lines else ASTRIDE_B)
+    share = model.whole_b if p.b_in_lines else model.astride_b
+    of_b = clusters_m(p, config) * _rounded(p.n) * 128 * share
     stages = -(-p.k * numpy_dtype(p.dtype).itemsize // 128)
     return (of_a + of_b) * p.batch * stages
 

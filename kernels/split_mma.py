@@ -1,6 +1,7 @@
 """Launch ``cuda/split_mma.cu``: float32 at 2:4 in bfloat16 pieces, since sm_80.
 
-What `sparse_split` is on Hopper, for other chips: the same pieces, multiplied by ``mma.sp``.
+What `sparse_split` is on Hopper, for other chips: the same pieces, in six sections along k,
+multiplied by ``mma.sp``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,6 @@ def refuses(problem: Problem) -> str | None:
     p = problem
     if {p.dtype, p.b_dtype, p.out_dtype} != {"float32"} or p.tensor_float:
         return f"the kernel splits float32, not {p.dtype} and {p.b_dtype} to {p.out_dtype}"
-    if p.batch > pieces.MOST_BATCHES:
-        return f"a batch has at most {pieces.MOST_BATCHES} products, this one {p.batch}"
     if 0 in (p.m, p.n, p.k, p.batch):
         return "an empty product needs no kernel"
     return sparse_tile.refuses(widened(p))
@@ -47,8 +46,8 @@ def refuses(problem: Problem) -> str | None:
 
 def widened(problem: Problem) -> Problem:
     """The bfloat16 problem that the tensor cores see, whose `aligned` tells of the result alone."""
-    wide = sparse_split.widened(problem)
-    return replace(wide, aligned=problem.aligned or problem.out_aligned)
+    wide, k = sparse_split.widened(problem), pieces.SECTIONS * pieces.padded(problem.k)
+    return replace(wide, k=k, aligned=problem.aligned or problem.out_aligned)
 
 
 def configs(problem: Problem) -> list[TileConfig]:
@@ -91,17 +90,17 @@ def prepare(
 
     Pieces are made and kept as by `sparse_split.prepare`.
     """
-    wide, step = widened(problem), sparse_split.columns_at_a_time(problem)
+    wide, step = widened(problem), sparse_split.columns_at_a_time(problem, pieces.SECTIONS)
     by_columns = wide.b_order == "column"
     widths = {min(step, problem.n - start) for start in range(0, problem.n, step)}
     products = {n: _launcher(replace(wide, n=n), config, epilogue) for n in widths}
 
     def launch(a: Compressed24, b, out, epilogue: Fused) -> None:
         capturing = _arrays.cupy_module().cuda.get_current_stream().is_capturing()
-        pieces_of_a = pieces.of_sparse(a)
+        pieces_of_a = pieces.of_sparse(a, pieces.SECTIONS)
         for start in range(0, problem.n, step):
             part = slice(start, start + step)
-            pieces_of_b = pieces.of_dense(b[..., part], by_columns=by_columns)
+            pieces_of_b = pieces.of_dense(b[..., part], pieces.SECTIONS, by_columns=by_columns)
             if capturing:
                 pieces.keep_for_graph(a, pieces_of_b)
             of_part = sparse_split._columns(epilogue, part)

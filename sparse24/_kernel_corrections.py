@@ -14,20 +14,10 @@ from typing import Any
 from sparse24._dtypes import TABLE
 from sparse24._hybrid.lines import SMALL
 from sparse24._records import Problem
-from sparse24.kernels import (
-    pieces,
-    sparse_decode,
-    sparse_split,
-    sparse_tile,
-    sparse_wgmma_plan,
-    split_skinny,
-)
+from sparse24.kernels import sparse_decode, sparse_tile, sparse_wgmma_plan, split_skinny
 
-# Seconds that a product takes beside its model, which counts a launch as if none came before it, or
-# for float32 does not count that pieces of b are made by another one.
-BESIDE = {
-    "sparse_mma": -2.7e-6, "sparse_skinny": -0.3e-6, "sparse_split": 2.5e-6,
-}  # fmt: skip
+# Seconds that a product takes beside its model, which counts a launch as if none came before it.
+BESIDE = {"sparse_mma": -2.7e-6, "sparse_skinny": -0.3e-6}
 
 # `sparse_skinny` counts more than it takes blocks to meet, up to four of them.
 MEETING = {1: 0.0, 2: -0.9e-6, 4: -0.5e-6, 8: 0.0}
@@ -46,10 +36,6 @@ THIRDS = 0.3e-6
 # The copy engine takes boxes of b by rows as long as those of this many columns, though they are
 # narrower: seconds for each row, by how many such boxes would fill a wide one.
 WIDE, NARROW = 64, 0.15e-9
-
-# Pieces of b are made faster than the model says, as the product reads them from the L2 cache; and
-# where clusters share tiles along k, the second and later waves begin late.
-PIECES_HIDDEN, SHARED_WAVES = 0.4, 1.12
 
 # A matrix that does not stay in the L2 cache is read at about this share of the speed of a copy.
 # The model of `sparse_wgmma` hides a part of that behind the rest, and lets it read faster than
@@ -102,16 +88,6 @@ def _wgmma(problem: Problem, config: Any, facts: dict[str, float]) -> float:
     return seconds
 
 
-def _split(problem: Problem, config: Any, facts: dict[str, float]) -> float:
-    p, wide = problem, sparse_split.widened(problem)
-    widened = 2 * pieces.SECTIONS * pieces.padded(p.k) * p.n * (p.batch if p.b_batched else 1)
-    hidden = PIECES_HIDDEN * widened / (sparse_split.PIECES_SHARE * facts["bandwidth"])
-    blocks = sparse_wgmma_plan.tiles_of(wide, config) * config.parts
-    if config.parts == 1 or blocks <= 2 * facts["sms"]:
-        return -hidden
-    return (SHARED_WAVES - 1) * sparse_wgmma_plan.predict(wide, config, facts) - hidden
-
-
 def _split_skinny(problem: Problem, config: Any, facts: dict[str, float]) -> float:
     """Its model counts a part of a wave; the last blocks take longer, but fewer run at a time."""
     sms, stages = int(facts["sms"]), -(-problem.k // (split_skinny.STEP * config.warps))
@@ -126,7 +102,7 @@ def _split_skinny(problem: Problem, config: Any, facts: dict[str, float]) -> flo
 
 _OWN = {
     "sparse_skinny": _skinny, "sparse_decode": _decode, "sparse_wgmma": _wgmma,
-    "sparse_split": _split, "split_skinny": _split_skinny,
+    "split_skinny": _split_skinny,
 }  # fmt: skip
 
 

@@ -50,12 +50,13 @@ def test_sections_make_the_product_but_for_its_last_bit(left, right):
     assert (np.abs(got - exact) <= 2.0**-22 * np.abs(exact))[keep].all()
 
 
-def test_what_is_not_finite_stands_in_the_last_section():
-    x = np.array([np.inf, -np.inf, np.nan, 1.5], np.float32)
-    for dense in (False, True):
-        *others, last = reference.split_sections(x, dense=dense)
-        assert all((section[:3] == 0).all() for section in others)
-        np.testing.assert_array_equal(last, x)
+def test_what_is_not_finite_meets_no_zero_piece():
+    infinity, nan = np.float32(np.inf), np.float32(np.nan)
+    x = np.array([infinity, -infinity, nan, 1.5, -1.5, 2.0**-100], np.float32)
+    left, right = (reference.split_sections(x, dense=dense) for dense in (False, True))
+    with np.errstate(invalid="ignore"):
+        got = sum(np.multiply.outer(p, q) for p, q in zip(left, right, strict=True))
+        np.testing.assert_array_equal(got, np.multiply.outer(x, x))
 
 
 def test_batch_axes_that_are_only_viewed_share_what_is_derived():
@@ -76,8 +77,9 @@ def test_sections_hold_whole_atoms_of_metadata():
 
 @gpu
 @on_gpu
+@pytest.mark.parametrize("sections", [pieces.PIECES, pieces.SECTIONS])
 @pytest.mark.parametrize("layout", ["row", "column", "strided", "odd"])
-def test_pieces_of_b_are_those_of_the_reference(rng, layout):
+def test_pieces_of_b_are_those_of_the_reference(rng, layout, sections):
     import cupy
 
     k, n = 201, 37
@@ -90,11 +92,10 @@ def test_pieces_of_b_are_those_of_the_reference(rng, layout):
         "strided": lambda: cupy.asarray(np.repeat(x, 3, 0).repeat(2, 1))[::3, ::2],
         "odd": lambda: cupy.asarray(np.pad(x, 1))[1:-1, 1:-1],
     }[layout]()
-    by_columns = layout == "column"
-    got = pieces.of_dense(b, by_columns=by_columns).get()
-    for want, section in zip(
-        reference.split_sections(x, dense=True), np.split(got, 6), strict=True
-    ):
+    got = pieces.of_dense(b, sections, by_columns=layout == "column").get()
+    split = reference.split_bfloat16(x)
+    wanted = split if sections == pieces.PIECES else reference.split_sections(x, dense=True)
+    for want, section in zip(wanted, np.split(got, sections), strict=True):
         bits = (want.view(np.uint32) >> 16).astype(np.uint16)
         nan = np.isnan(want)
         np.testing.assert_array_equal(section[:k][~nan], bits[~nan])
@@ -125,7 +126,7 @@ def test_two_streams_and_a_captured_graph(rng):
             stream.begin_capture()
             split_product("sparse_split", a, b, outs[0])
             graph = stream.end_capture()
-            others = [cupy.full((6 * 512, 96), 9, np.uint16) for _ in range(4)]
+            others = [cupy.full((3 * 512, 96), 9, np.uint16) for _ in range(4)]
             for _ in range(2):
                 graph.launch(stream)
         stream.synchronize()
@@ -143,13 +144,15 @@ def test_the_pieces_of_an_array_live_and_die_with_it(rng):
     b = cupy.ones((512, 64), np.float32)
     split_product("sparse_split", a, b)
     record = a._operand.rows
-    made = record.derived[pieces.STEM]
+    (made,) = pieces.kept(record)
     split_product("sparse_split", a, b)
-    assert record.derived[pieces.STEM] is made
-    added = 12 * a.values.size + 6 * a.packed.size
-    assert a.nbytes == before + added
+    assert pieces.kept(record)[0] is made
+    packed = record.packed.size
+    assert a.nbytes == before + 6 * a.values.size
+    split_product("split_mma", a, b)
+    assert a.nbytes == before + (6 + 12) * a.values.size + 6 * packed
     assert a.copy().nbytes == before
-    storage = weakref.ref(made.record.values)
+    storage = weakref.ref(made)
     del a, record, made
     gc.collect()
     assert storage() is None

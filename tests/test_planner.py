@@ -68,7 +68,7 @@ def test_of_products_as_short_as_a_launch_few_columns_go_to_the_kernel_for_them(
 
 
 def test_float32_with_few_columns_has_a_kernel_of_its_own(h200):
-    for n, kernel in ((1, "sparse_matvec"), (8, "split_skinny"), (32, "split_skinny")):
+    for n, kernel in ((1, "sparse_matvec"), (8, "split_skinny"), (32, "sparse_split")):
         few = _planner.choose(problem(n=n, dtype="float32"), 0, dense=False)
         assert few.kernel == kernel
     many = problem(dtype="float32")

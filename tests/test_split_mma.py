@@ -45,7 +45,6 @@ def best_of(problem: Problem) -> list[str]:
         ({"dtype": "bfloat16", "b_dtype": "bfloat16"}, "splits float32"),
         ({"out_dtype": "bfloat16"}, "float32 to bfloat16"),
         ({"tensor_float": True}, "splits float32"),
-        ({"batch": 1 << 17, "b_batched": True}, "at most 65535"),
         ({"n": 0}, "an empty product needs no kernel"),
     ],
 )

@@ -5,7 +5,8 @@
 //   b       [batch, k, n]                    k or n contiguous, n only for 16-bit elements         (read)
 //   out     [batch, m, n]                    any strides; fastest with m or n contiguous           (written)
 //
-// float32 is multiplied as TF32, whose pattern is 1:2 and whose atoms are 64x64.
+// float32 is multiplied as TF32, whose pattern is 1:2 and whose atoms are 64x64, or, with PIECES 3, as bfloat16 pieces
+// (sparse_split.cu): values and b then have three sections along k, one for each piece, whose lengths are whole atoms.
 //
 // The kernel is persistent, with BLOCKS blocks on each multiprocessor.  The last warpgroup of a block is the producer:
 // one of its threads asks the TMA to fill a ring of stages.  A stage is BLOCK_K columns of A and as many rows of b.
@@ -26,7 +27,8 @@
 // Shared memory, from the start; everything that is swizzled begins at a multiple of 1024 bytes:
 //
 //   STAGES stages      b: 128-byte spans of k, [kSpans][BLOCK_N] lines (k contiguous), or spans of 64 columns,
-//                      [BLOCK_N / 64][BLOCK_K] lines (n contiguous); then A: [BLOCK_M] lines of 64 kSpans bytes
+//                      [BLOCK_N / 64][BLOCK_K] lines (n contiguous); then A: [BLOCK_M] lines of 64 kSpans bytes;
+//                      each of them PIECES times
 //   kSlots slots       metadata of a slice, [kAtomsOfStage][BLOCK_M / 64] atoms
 //   output buffers     STAGING for each consumer (hopper_store.cuh)
 //   barriers           full and empty of every stage (hopper_pipeline.cuh), and one of Turns or ClusterSums
@@ -40,8 +42,8 @@
 // old data there, which affects only sums that are never stored.
 //
 // Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS
-// IN_FLIGHT PINGPONG PROMOTE B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION.
-// Tiles: kernels/sparse_wgmma_configs.py; their choice: kernels/sparse_wgmma_plan.py.
+// IN_FLIGHT PINGPONG PROMOTE PIECES B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION.
+// Tiles: kernels/sparse_wgmma_configs.py; their choice: kernels/sparse_wgmma_plan.py and, for pieces, sparse_split.py.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_wgmma.py.  How it works:
 // docs/explanation/hopper_kernel.rst.
@@ -83,7 +85,8 @@ constexpr bool kDealRegisters = CONSUMERS > 1 && BLOCKS == 1;
 constexpr int kPromoted = 2 / kAtomsOfStage;             // PROMOTE: slices between promotions, 4 fp8 instructions, as cuBLAS
 constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
 constexpr u32 kBBytes = BLOCK_N * 128 * kSpans;
-constexpr u32 kStageBytes = kABytes + kBBytes;
+constexpr u32 kStageBytes = PIECES * (kABytes + kBBytes);
+constexpr u32 kAAt = PIECES * kBBytes;                   // where A begins in a stage
 constexpr int kAtoms = BLOCK_M / kAtomM;                 // metadata atoms of a tile
 constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for a slice
 constexpr u32 kSlotBytes = kAtomsOfStage * kAtoms * kAtomBytes;
@@ -120,7 +123,9 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
             continue;
         }
         if (PINGPONG) turns.await(turn);
-        if constexpr (PROMOTE)
+        if constexpr (PIECES > 1)
+            consumer.multiply_pieces(work.slices);
+        else if constexpr (PROMOTE)
             consumer.multiply_promoted(work.slices);
         else
             consumer.multiply(work.slices);

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import cupy as cp
 import torch
-from bench_gemm import TORCH, as_cupy
+from bench_gemm import TORCH as PLAIN_TYPES
+from bench_gemm import as_cupy
 from harness import Contender, copies, geometric_mean, race, to_torch
 
 import sparse24 as s24
@@ -27,6 +28,8 @@ PRODUCTS = (1e7, 6e11)  # multiply-adds
 WORTH_A_RUN = 1.5  # times the least predicted time
 MOST_ERROR = 4e-3  # relative, of 16-bit results
 RESULTS = {"int8": "int32", "float8_e4m3fn": "bfloat16"}
+TORCH = PLAIN_TYPES | {"float32": torch.float32}
+KERNELS = {"float32": "sparse_split"}  # others: sparse_wgmma
 
 
 def draw(rng: random.Random) -> tuple[int, int, int]:
@@ -71,7 +74,7 @@ def run(m: int, k: int, n: int, name: str, order: str) -> dict | None:
         options["b_dtype"] = name
     known = [
         c for c in s24.explain(a, b, **options).candidates
-        if c.refusal is None and c.kernel == "sparse_wgmma" and not c.copies
+        if c.refusal is None and c.kernel == KERNELS.get(name, "sparse_wgmma") and not c.copies
     ]  # fmt: skip
     if not known:
         return None
@@ -109,7 +112,7 @@ def main() -> None:
     rng, rows, end = random.Random(arguments.seed), [], time.monotonic() + arguments.seconds
     while time.monotonic() < end:
         name = rng.choice(arguments.dtypes)
-        order = rng.choice(["column", "row"]) if TORCH[name].itemsize == 2 else "column"
+        order = rng.choice(["column", "row"]) if TORCH[name].itemsize > 1 else "column"
         row = run(*draw(rng), name, order)
         if row is not None:
             rows.append(row)

@@ -1,18 +1,19 @@
-"""Fits `kernels/sparse_wgmma_plan.py` to timings of `bench_tiles.py`; needs no GPU, but minutes.
+"""Fits models of the Hopper kernel to timings of `bench_tiles.py`; needs no GPU, but minutes.
 
-    python tests/bench/fit_tiles.py FILE...
+    python tests/bench/fit_tiles.py FILE... [--pieces]
 
-Prints the constants, the error of the model, and how much longer than the fastest tile the one
+Prints the numbers of the model, its error, and how much longer than the fastest tile the one
 that it puts first takes.  A quarter of the products takes no part in the fit, and is told apart.
+With --pieces it is the model of float32 in pieces (`kernels/sparse_split.py`), and only products
+of float32 count, which do not otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,14 @@ from scipy.optimize import least_squares
 
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import Problem
+from sparse24.kernels import sparse_split, sparse_wgmma_configs
 from sparse24.kernels import sparse_wgmma_plan as plan
-from sparse24.kernels.sparse_wgmma_configs import TABLE, Config
+from sparse24.kernels.sparse_wgmma_configs import Config
 
-# POWER is that of large products in gemm.json, and USABLE is counted, not fitted.
+# `power` is that of large products in gemm.json; it is fitted for pieces only.
 FITTED = (
-    "LAUNCH", "INSTRUCTION_CLOCKS", "STAGE_SECONDS", "LATENCY", "INTO_SM", "L2_PER_SM", "READING",
-    "STORE", "TILE", "OF_PART", "SHARED_SUM", "HALF_LINE", "WHOLE_B", "ASTRIDE_B", "ROWS_OF_B",
+    "launch", "instruction_clocks", "stage_seconds", "latency", "into_sm", "l2_per_sm", "reading",
+    "store", "tile", "of_part", "shared_sum", "half_line", "whole_b", "astride_b", "rows_of_b",
 )  # fmt: skip
 RESULTS = {"int8": "int32", "float8_e4m3fn": "bfloat16"}
 HELD_BACK = 4  # one product of so many
@@ -42,14 +44,31 @@ class Product:
     seconds: dict[Config, float]
 
 
-def read(files: Iterable[Path]) -> list[Product]:
+@dataclass(frozen=True)
+class Kind:
+    """What is fitted: the tiles, the prediction with a model, where it starts, and its names."""
+
+    tiles: tuple[Config, ...]
+    predict: Callable[..., float]
+    start: plan.Model
+    fitted: tuple[str, ...]
+
+
+PLAIN = Kind(sparse_wgmma_configs.TABLE, plan.predict, plan.PLAIN_OPERANDS, FITTED)
+PIECES = Kind(
+    sparse_split.TABLE, sparse_split.predict, sparse_split.MODEL,
+    (*(name for name in FITTED if name != "astride_b"), "power"),  # whose lines are all whole
+)  # fmt: skip
+
+
+def read(files: Iterable[Path], kind: Kind) -> list[Product]:
     """The products that ran with two tiles or more of those that there are."""
-    tiles = {config.name: config for config in TABLE}
+    tiles = {config.name: config for config in kind.tiles}
     cases = [case for file in files for case in json.loads(file.read_text())["cases"]]
     products = []
     for case in cases:
         seconds = {tiles[name]: 1e-6 * us for name, us in case["us"].items() if name in tiles}
-        if len(seconds) > 1:
+        if len(seconds) > 1 and (case["dtype"] == "float32") == (kind is PIECES):
             products.append(Product(problem_of(case), seconds))
     return products
 
@@ -62,10 +81,10 @@ def problem_of(case: dict) -> Problem:
     return Problem(*extents, *types, order, "row", b_in_lines=line % 128 == 0)
 
 
-def errors(products: list[Product]) -> np.ndarray:
+def errors(products: list[Product], kind: Kind, model: plan.Model) -> np.ndarray:
     """Logarithms of predicted over measured time, tile after tile."""
     ratios = [
-        plan.predict(product.problem, config, plan.CHIP) / seconds
+        kind.predict(product.problem, config, plan.CHIP, model) / seconds
         for product in products
         for config, seconds in product.seconds.items()
     ]
@@ -80,24 +99,27 @@ def weights(products: list[Product]) -> np.ndarray:
     return np.array(rows)
 
 
-def fit(products: list[Product]) -> None:
-    """Set the constants of the planner, each by a factor of what it was."""
-    start, weight = {name: getattr(plan, name) for name in FITTED}, weights(products)
+def fit(products: list[Product], kind: Kind) -> plan.Model:
+    """The model whose numbers are those of the start, each times a factor."""
+    weight = weights(products)
+
+    def scaled(logarithms: np.ndarray) -> plan.Model:
+        factors = zip(kind.fitted, np.exp(logarithms), strict=True)
+        return replace(kind.start, **{name: getattr(kind.start, name) * x for name, x in factors})
 
     def residuals(logarithms: np.ndarray) -> np.ndarray:
-        for name, logarithm in zip(FITTED, logarithms, strict=True):
-            setattr(plan, name, start[name] * math.exp(logarithm))
-        return weight * errors(products)
+        return weight * errors(products, kind, scaled(logarithms))
 
-    found = least_squares(residuals, np.zeros(len(FITTED)), loss="soft_l1", f_scale=OUTLIER)
-    residuals(found.x)
+    start = np.zeros(len(kind.fitted))
+    return scaled(least_squares(residuals, start, loss="soft_l1", f_scale=OUTLIER).x)
 
 
-def tell(label: str, products: list[Product]) -> None:
-    error = errors(products)
+def tell(label: str, products: list[Product], kind: Kind, model: plan.Model) -> None:
+    error = errors(products, kind, model)
     loss = []
     for product in products:
-        first = min(product.seconds, key=lambda c: plan.predict(product.problem, c, plan.CHIP))
+        seconds = {c: kind.predict(product.problem, c, plan.CHIP, model) for c in product.seconds}
+        first = min(seconds, key=seconds.__getitem__)
         loss.append(product.seconds[first] / min(product.seconds.values()))
     print(
         f"{label}: {len(products)} products, {len(error)} timings; error {np.std(error):.3f}, "
@@ -109,15 +131,18 @@ def tell(label: str, products: list[Product]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path)
-    products = read(parser.parse_args().files)
+    parser.add_argument("--pieces", action="store_true", help="of products of float32")
+    arguments = parser.parse_args()
+    kind = PIECES if arguments.pieces else PLAIN
+    products = read(arguments.files, kind)
     test = products[::HELD_BACK]
     train = [product for i, product in enumerate(products) if i % HELD_BACK]
-    tell("as it is", products)
-    fit(train)
-    for name in FITTED:
-        print(f"{name} = {getattr(plan, name):.3g}")
-    tell("fitted", train)
-    tell("held back", test)
+    tell("as it is", products, kind, kind.start)
+    model = fit(train, kind)
+    for name in kind.fitted:
+        print(f"{name} = {getattr(model, name):.3g}")
+    tell("fitted", train, kind, model)
+    tell("held back", test, kind, model)
 
 
 if __name__ == "__main__":

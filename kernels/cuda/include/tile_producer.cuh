@@ -21,10 +21,10 @@ __device__ inline TileSource source_of(const Sources& from, const Shape& shape, 
     const int rows = beyond <= 0 ? 0 : last_m ? shape.a_tail : BLOCK_M;  // none where a tile only completes a cluster
     const int columns = last_n ? shape.b_tail : BLOCK_N;
     return {from.values.of[last_m], from.b.of[last_n], m0, n0, shape.a_batched * work.batch, shape.b_batched * work.batch,
-            rows, columns, u32(rows * 64 + columns * 128) * kSpans};
+            rows, columns, u32(rows * 64 + columns * 128) * kSpans * PIECES};
 }
 
-// Fetch this block's share of the stage's b: all of it, or the part that this block multicasts to the cluster.
+// Fetch this block's share of a piece of the stage's b: all of it, or the part that this block multicasts to the cluster.
 __device__ inline void fetch_b(const TileSource& tile, u32 to, int k0, u32 rank, u32 barrier) {
     const auto fetch = [&](u32 at, int x, int y) {
         if constexpr (CLUSTER == 1)
@@ -83,12 +83,12 @@ class Producer {
 #pragma unroll 1
             for (; begun > 0; begun--, next())
                 for (int part = 0; part < kParts; part++, at.advance())
-                    fetch_b(tile, stage(at), column(slice, part), rank_, full_barrier(shared_, at));
+                    fetch_pieces_of_b(tile, slice, part, at, full_barrier(shared_, at));
 #pragma unroll 1  // fetching unrolled code takes longer than the loop's branch
             for (; slice < work.first_slice + work.slices; next())
                 for (int part = 0; part < kParts; part++, at.advance()) {
                     const u32 barrier = fetch_a(tile, metadata, slice, part, slot, at);
-                    fetch_b(tile, stage(at), column(slice, part), rank_, barrier);
+                    fetch_pieces_of_b(tile, slice, part, at, barrier);
                 }
         }
     }
@@ -118,10 +118,22 @@ class Producer {
                     load_bytes(to + i * kAtoms * kAtomBytes, metadata.from + i * next_atom_, metadata.bytes, barrier);
         }
         if (tile.rows)
-            load_box(stage(at) + kBBytes, tile.values, column(slice, part) / 2, tile.m0, tile.a_batch, barrier);
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++)
+                load_box(stage(at) + kAAt + piece * kABytes, tile.values, column(slice, part, piece) / 2, tile.m0,
+                         tile.a_batch, barrier);
         return barrier;
     }
-    __device__ static int column(int slice, int part) { return slice * kSliceK + part * BLOCK_K; }
+    __device__ void fetch_pieces_of_b(const TileSource& tile, int slice, int part, const typename Ring::Position& at,
+                                      u32 barrier) const {
+#pragma unroll
+        for (int piece = 0; piece < PIECES; piece++)
+            fetch_b(tile, stage(at) + piece * kBBytes, column(slice, part, piece), rank_, barrier);
+    }
+    // Of A, or row of b, where a stage begins in the section of a piece.
+    __device__ int column(int slice, int part, int piece) const {
+        return piece * shape_.atoms_k * kAtomK + slice * kSliceK + part * BLOCK_K;
+    }
     __device__ u32 stage(const typename Ring::Position& at) const { return shared_ + at.stage * kStageBytes; }
 
     const Sources from_;
