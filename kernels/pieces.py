@@ -9,6 +9,7 @@ the places of its non-zeros.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _spec
 from sparse24._records import Compressed24
 from sparse24._settled import Making
+from sparse24._views import View
 from sparse24.kernels import loader
 from sparse24.kernels.launch import Launch, current_stream
 
@@ -93,6 +95,12 @@ def of_sparse(a: Compressed24, sections: int = PIECES) -> Compressed24:
     return wide
 
 
+def settled(a: Compressed24) -> Compressed24 | None:
+    """The three pieces of a record if their making is known to have ended, for every stream."""
+    made = a.derived.get(_key(PIECES))
+    return made.record if made is not None and made.record.settled else None
+
+
 def _key(sections: int) -> str:
     return f"{sections} sections of pieces"
 
@@ -113,7 +121,9 @@ def _widen(a: Compressed24, sections: int) -> Compressed24:
     xp, (*batch, m, k) = _arrays.cupy_module(), a.shape
     length, atoms = padded(k) // 2, a.packed.shape[-3:]
     values = xp.empty((*batch, m, sections * length), np.uint16)
-    _launch(a.values, values, _defines(sections, SPARSE), length, m, length)
+    if values.size:
+        split = _launch(View(a.values), View(values), _defines(sections, SPARSE), length, m, length)
+        split(current_stream())
     packed = a.packed
     if sections == SECTIONS:
         packed = xp.empty((*batch, sections, *atoms), np.uint8)
@@ -137,42 +147,65 @@ def of_dense(b, sections: int = PIECES, *, by_columns: bool):
     cupy.ndarray of uint16, the bits of bfloat16
         Enqueued on CuPy's current stream.
     """
-    xp = _arrays.cupy_module()
+    xp, plan = _arrays.cupy_module(), dense_layout(b, sections, by_columns=by_columns)
+    room = xp.empty(scratch_bytes(plan) // plan.itemsize, plan.dtype)
+    out = xp.ndarray(plan.shape, plan.dtype, memptr=room.data, strides=plan.strides)
+    if out.size:
+        split_dense(View(b), View(out), sections, by_columns=by_columns)(current_stream())
+    return out
+
+
+def dense_layout(b, sections: int = PIECES, *, by_columns: bool) -> View:
+    """How `of_dense` lays the sections of b out, at address 0."""
     *batch, k, n = b.shape
-    length, macros = padded(k), _defines(sections, DENSE if sections == SECTIONS else SPARSE)
+    rows = sections * padded(k)
+    line = 2 * (rows if by_columns else _arrays.row_pitch(n, 2))
+    strides = (2, line) if by_columns else (line, 2)
+    matrix = line * (n if by_columns else rows)
+    lead = [matrix * math.prod(batch[i + 1 :]) for i in range(len(batch))]
+    return View.of(0, (*batch, rows, n), (*lead, *strides), np.uint16)
+
+
+def scratch_bytes(plan: View) -> int:
+    """Of memory that holds sections laid out so."""
+    *batch, rows, n = plan.shape
+    line, lines = max((plan.strides[-2], rows), (plan.strides[-1], n))
+    return math.prod(batch) * line * lines
+
+
+def split_dense(b: View, out: View, sections: int = PIECES, *, by_columns: bool) -> Launch:
+    """The launch that writes the sections of b to `out`, which `dense_layout` has laid out."""
+    k, n = b.shape[-2:]
+    macros = _defines(sections, DENSE if sections == SECTIONS else SPARSE)
     if by_columns:
-        out = xp.empty((*batch, n, sections * length), np.uint16)
-        _launch(b.swapaxes(-1, -2), out, macros, length, n, length)
-        return out.swapaxes(-1, -2)
-    pitch = _arrays.row_pitch(n, 2)
-    out = xp.empty((*batch, sections * length, pitch), np.uint16)
-    _launch(b, out, macros, length * pitch, length, pitch)
-    return out[..., :n]
+        return _launch(b.turned(), out.turned(), macros, padded(k), n, padded(k))
+    pitch = out.strides[-2] // out.itemsize
+    return _launch(b, out, macros, padded(k) * pitch, padded(k), pitch)
 
 
-def _launch(x, out, macros: loader.Defines, section: int, lines: int, length: int) -> None:
-    """Fill the `lines` lines of `length` elements of each section of `out`.
+def _launch(
+    x: View, out: View, macros: loader.Defines, section: int, lines: int, length: int
+) -> Launch:
+    """What fills the `lines` lines of `length` elements of each section of `out`.
 
     `section` is the distance in elements from one section to the next; `x` is (..., lines,
     length) of any strides, `out` is written 16 bytes at a time.
     """
-    if not out.size:
-        return
     blocks = -(-lines * (length // PER) // THREADS)
     step, line, batch = _strides(x)
     out_line, out_batch = _strides(out)[1:]
-    aligned = step == 1 and not (x.data.ptr | 4 * line | 4 * batch) & 15
+    aligned = step == 1 and not (x.ptr | 4 * line | 4 * batch) & 15
     split = (
-        x.data.ptr, batch, line, step, out.data.ptr, out_batch, out_line, section,
+        x.ptr, batch, line, step, out.ptr, out_batch, out_line, section,
         *x.shape[-2:], lines, length, blocks, aligned,
     )  # fmt: skip
     kernel = loader.function(STEM, STEM, macros)
     grid, argument = blocks * (x.shape[0] if x.ndim > 2 else 1), np.array([split], _SPLIT)
-    early = int(x.device.compute_capability) >= 90
-    Launch(kernel, grid, THREADS, 0, [loader.by_value(argument)], early=early)(current_stream())
+    early = int(_arrays.cupy_module().cuda.Device().compute_capability) >= 90
+    return Launch(kernel, grid, THREADS, 0, [loader.by_value(argument)], early=early)
 
 
-def _strides(x) -> tuple[int, int, int]:
+def _strides(x: View) -> tuple[int, int, int]:
     """Elements from one to the next of a line, from line to line, from matrix to matrix."""
     batch = x.strides[0] if x.ndim > 2 else 0
     return x.strides[-1] // x.itemsize, x.strides[-2] // x.itemsize, batch // x.itemsize

@@ -12,21 +12,22 @@ accuracy from Tensor Cores while surpassing the FP32 theoretical peak performanc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 from sparse24 import _arrays
 from sparse24._records import Compressed24, Fused, Problem
+from sparse24._views import View
 from sparse24.kernels import loader, pieces, sparse_wgmma
 from sparse24.kernels import sparse_wgmma_plan as plan
+from sparse24.kernels.launch import Launch
 from sparse24.kernels.sparse_wgmma_configs import Config
 
 NAME = "sparse_split"
 COMPILE_CHECKS = pieces.COMPILE_CHECKS
 MOST_BYTES = 2 << 30  # of the pieces of b at a time
 STEP = 768  # columns: whole tiles of 128, 192 and 256
-MOST_TURNED = 64  # columns of a b by rows whose pieces are stored by columns
+MOST_TURNED = 32  # columns of a b by rows whose pieces are stored by columns
 PIECES_SHARE = 0.75  # of copy speed, at which they are made; measured
 
 
@@ -117,36 +118,60 @@ class _OfPieces(sparse_wgmma._Launcher):
     pieces = pieces.PIECES
 
 
-def prepare(
-    problem: Problem, config: Config, epilogue: Fused
-) -> Callable[[Compressed24, Any, Any, Fused], None]:
-    """Compile `config` for `problem`; the callable enqueues on CuPy's current stream.
+def prepare(problem: Problem, config: Config, epilogue: Fused) -> InPieces:
+    """Compile `config` for `problem`; what is returned enqueues on CuPy's current stream."""
+    return InPieces(problem, config, epilogue)
+
+
+class InTurn(NamedTuple):
+    """Launches that follow one another."""
+
+    launches: tuple[Launch, ...]
+
+
+class InPieces:
+    """A prepared product, called with ``(a, b, out, epilogue)``.
 
     The first product of a record makes its pieces, 1.5 times the bytes of its values, which
     stay with it; those of b are made at each product.
     """
-    wide, step = widened(problem), columns_at_a_time(problem)
-    by_columns = wide.b_order == "column"
-    widths = {min(step, problem.n - start) for start in range(0, problem.n, step)}
-    products = {  # for pieces that are settled, and not: a launcher knows operands by address
-        (n, settled): _OfPieces(replace(wide, n=n), config, epilogue)
-        for n in widths
-        for settled in (False, True)
-    }
 
-    def launch(a: Compressed24, b, out, epilogue: Fused) -> None:
+    def __init__(self, problem: Problem, config: Config, epilogue: Fused):
+        wide, self._step, self._n = widened(problem), columns_at_a_time(problem), problem.n
+        self._by_columns = wide.b_order == "column"
+        starts = range(0, problem.n, self._step)
+        self._parts = [slice(start, start + self._step) for start in starts]
+        widths = {min(self._step, problem.n - start) for start in starts}
+        self._products = {  # for pieces that are settled, and not: launchers know them by address
+            (n, settled): _OfPieces(replace(wide, n=n), config, epilogue)
+            for n in widths
+            for settled in (False, True)
+        }
+
+    def __call__(self, a: Compressed24, b, out, epilogue: Fused) -> None:
         capturing = _arrays.cupy_module().cuda.get_current_stream().is_capturing()
         pieces_of_a = pieces.of_sparse(a)
-        for start in range(0, problem.n, step):
-            part = slice(start, start + step)
-            pieces_of_b = pieces.of_dense(b[..., part], by_columns=by_columns)
+        for part in self._parts:
+            pieces_of_b = pieces.of_dense(b[..., part], by_columns=self._by_columns)
             if capturing:
                 pieces.keep_for_graph(a, pieces_of_b)
-            product = products[pieces_of_b.shape[-1], pieces_of_a.settled]
-            of_part = _columns(epilogue, part)
-            product(pieces_of_a, pieces_of_b, out[..., part], of_part)
+            product = self._products[pieces_of_b.shape[-1], pieces_of_a.settled]
+            product(pieces_of_a, pieces_of_b, out[..., part], _columns(epilogue, part))
 
-    return launch
+    @property
+    def is_whole(self) -> bool:
+        """Whether all columns of b are multiplied at once, as `bind` does."""
+        return len(self._parts) == 1
+
+    def scratch_bytes(self, b) -> int:
+        """Of the pieces of a whole b, where `bind` is to put them."""
+        return pieces.scratch_bytes(pieces.dense_layout(b, by_columns=self._by_columns))
+
+    def bind(self, a: Compressed24, b: View, out: View, stream: int, scratch: int) -> InTurn:
+        """The launches for settled pieces of A, with a plain epilogue as the last argument."""
+        to = pieces.dense_layout(b, by_columns=self._by_columns).at(scratch)
+        split = pieces.split_dense(b, to, by_columns=self._by_columns)
+        return InTurn((split, self._products[self._n, True].bind(a, to, out, stream)))
 
 
 def _columns(epilogue: Fused, part: slice) -> Fused:

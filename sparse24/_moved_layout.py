@@ -67,7 +67,10 @@ class MovedLayout:
         self._unmoved: dict[tuple[int, ...], Sequence[Any]] = {}  # what cannot be moved
 
     def enqueue(self, addresses: tuple[int, ...], stream: int, last: Last | None = None) -> None:
-        """Launch for these addresses on a stream, without waiting; `last` needs one launch."""
+        """Launch for these addresses on a stream, without waiting.
+
+        `last` is that of the last launch, which alone has an epilogue.
+        """
         if stream not in _streams.held:
             _streams.hold(stream)
         kind: Hashable = stream
@@ -86,7 +89,7 @@ class MovedLayout:
             return
         with laying_out:
             for one in laid:
-                one.enqueue(addresses, stream, last)
+                one.enqueue(addresses, stream, last if one is laid[-1] else None)
 
     def _remember(
         self, kind: Hashable, addresses: Sequence[int], stream: int
@@ -118,7 +121,8 @@ class MovedLayout:
             if launches is None:
                 launches = remember(self._unmoved, key, self._lay_out(*key), MOST_ADDRESSES)
             for launch in launches:
-                (launch if last is None else launch.with_last(last.argument))(stream)
+                final = last is not None and launch is launches[-1]
+                (launch.with_last(last.argument) if final else launch)(stream)
 
 
 def _beyond_a_boundary(addresses: tuple[int, ...]) -> bool:

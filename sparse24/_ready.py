@@ -52,7 +52,7 @@ class Ready:
     ):  # fmt: skip
         self.layout, self.allocate, self.captured = layout, allocate, captured
         self.own, self.last = own, last
-        self._refusals, self._always = refusals, always
+        self._refusals, self._always = list(refusals), always
 
     def __call__(self, x: Any, out: Any, vector: Any = None) -> Any:
         return self.launch(x, out, vector, last=self.last)
@@ -73,10 +73,14 @@ class Ready:
             given = (*given, _arrays.address(vector) or 0)
         _foreign.make_current()
         if of_cupy:
-            self.layout.enqueue(given, stream, last)
+            self._enqueue(given, stream, last)
         else:
             self._enqueue_for_torch(given, stream, last, x)
         return result
+
+    def _enqueue(self, given: tuple[int, ...], stream: int, last: Last | None) -> None:
+        """Launch on a stream; where no graph can hold that, it is CuPy's current one."""
+        self.layout.enqueue(given, stream, last)
 
     def _enqueue_for_torch(
         self, given: tuple[int, ...], stream: int, last: Last | None, x: Any
@@ -86,11 +90,11 @@ class Ready:
         if here and self.captured:
             self.layout.enqueue(given, stream, last)
         elif here and _foreign.is_current_device(x):
-            with _arrays.cupy_stream(stream):  # cuBLAS asks CuPy for the stream
-                self.layout.enqueue(given, stream, last)
+            with _arrays.cupy_stream(stream):  # cuBLAS and memory pools ask CuPy for the stream
+                self._enqueue(given, stream, last)
         else:
             with _foreign.stream_of(x):
-                self.layout.enqueue(given, stream, last)
+                self._enqueue(given, stream, last)
 
 
 def bound(
@@ -104,7 +108,7 @@ def bound(
     """
     layout, refusals = MovedLayout(by_address(bind, b, out)), [_out_on_b(b, out)]
     if values is not None:
-        refusals.append(_out_on_values(out, values))
+        refusals.append(out_on_values(out, values))
     return Ready(layout, allocate, captured=captured, refusals=refusals)
 
 
@@ -139,7 +143,7 @@ class ReadyProduct(Ready):
 def _refusals(launched: Launched) -> list[Refusal]:
     """Where b and out must not lie: on other arrays that the product reads or writes."""
     b, out, c, aux = launched.b, launched.out, launched.epilogue.c, launched.epilogue.aux
-    found = [_out_on_b(b, out), _out_on_values(out, launched.a.values)]
+    found = [_out_on_b(b, out), out_on_values(out, launched.a.values)]
     if aux is not None:
         out_on_aux, b_on_aux = _over(out, aux), _over(b, aux)
         message = "aux shares memory with out; pass another array"
@@ -156,7 +160,7 @@ def _out_on_b(b: Any, out: Any) -> Refusal:
     return _meeting(b, out), OVERLAP.format("out")
 
 
-def _out_on_values(out: Any, values: Any) -> Refusal:
+def out_on_values(out: Any, values: Any) -> Refusal:
     over = _over(out, values)
     return (lambda _, to: over(to)), OVERLAP.format("out")
 
@@ -189,12 +193,12 @@ def by_address(bind: Callable[..., Any], *operands: Any) -> Callable[..., list[A
 
 
 def product_by_address(launched: Launched) -> Callable[..., list[Launch]]:
-    """A product with a plain epilogue as a layout of its values, codes, b and out."""
+    """A product with a plain epilogue as a layout of its values, codes, b, out and scratch."""
     record, bind = launched.a, launched.launcher.bind
     facts = record.shape, record.dtype, launched.settled
 
-    def bind_views(values: View, codes: View, b: View, out: View, stream: int) -> Launch:
-        return bind(records.Compressed24(values, None, codes, *facts), b, out, stream)
+    def bind_views(values: View, codes: View, b: View, out: View, *others: int) -> Any:
+        return bind(records.Compressed24(values, None, codes, *facts), b, out, *others)
 
     return by_address(bind_views, record.values, record.packed, launched.b, launched.out)
 

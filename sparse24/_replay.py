@@ -27,8 +27,11 @@ from sparse24._moved_layout import MovedLayout, laying_out
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._ready import ReadyArrays, ReadyProduct, allocator, bound
 from sparse24._ready_converted import ReadyConverted
+from sparse24._ready_pieces import ReadyInPieces
 from sparse24._records import PLAIN, Fused
+from sparse24.kernels import pieces
 from sparse24.kernels.launch import Launcher
+from sparse24.kernels.sparse_split import InPieces
 
 MOST_SIGNATURES = 256
 
@@ -161,7 +164,8 @@ def remember(
             keep(plans, key, _ready_cpu.of_launched(launched, result, make, transposed=from_left))
         return None
     allocate = allocator(result)
-    if isinstance(launched.launcher, Launcher):
+    in_pieces = isinstance(launched.launcher, InPieces) and launched.launcher.is_whole
+    if in_pieces or isinstance(launched.launcher, Launcher):
         if not _operands_are_the_callers(launched, x, result):
             return None
         plan = of_launched(launched, allocate, call, make_epilogue, transposed=from_left)
@@ -198,11 +202,17 @@ def of_launched(
     make_epilogue: Callable[[Call, Any], Fused], *, transposed: bool,
     layout: MovedLayout | None = None,
 ) -> ReadyProduct | None:  # fmt: skip
-    """What repeats a single launch on the caller's operands; `layout` as of `ReadyProduct`.
+    """What repeats a product on the caller's operands; `layout` as of `ReadyProduct`.
 
-    None if its epilogue has matrices that are not the caller's.
+    None if its epilogue has matrices that are not the caller's, or if pieces of A may still be
+    in the making.
     """
     epilogue = launched.epilogue
+    if isinstance(launched.launcher, InPieces):
+        made = pieces.settled(launched.a)
+        if made is None or not is_the_callers(epilogue, call):
+            return None
+        return ReadyInPieces(launched, made, allocate, layout)
     if is_the_callers(epilogue, call):
         return ReadyProduct(launched, allocate, layout)
     if not _are_the_callers((epilogue.c, epilogue.aux), call):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
 
 
 class View:
@@ -14,6 +17,15 @@ class View:
         self.ptr, self.shape, self.strides = array.data.ptr, array.shape, array.strides
         self.dtype, self.itemsize = array.dtype, array.dtype.itemsize
         self.ndim, self.size = array.ndim, array.size
+
+    @classmethod
+    def of(cls, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype) -> View:
+        """Memory that is no array yet; strides in bytes."""
+        view = object.__new__(cls)
+        view.ptr, view.shape, view.strides = address, shape, strides
+        view.dtype, view.itemsize = np.dtype(dtype), np.dtype(dtype).itemsize
+        view.ndim, view.size = len(shape), math.prod(shape)
+        return view
 
     @property
     def data(self) -> View:
@@ -27,6 +39,13 @@ class View:
         moved.dtype, moved.itemsize = self.dtype, self.itemsize
         moved.ndim, moved.size = self.ndim, self.size
         return moved
+
+    def turned(self) -> View:
+        """The transposed matrix, or stack of such."""
+        other = self.at(self.ptr)
+        other.shape = (*self.shape[:-2], self.shape[-1], self.shape[-2])
+        other.strides = (*self.strides[:-2], self.strides[-1], self.strides[-2])
+        return other
 
     def matrix(self, index: tuple[int, ...]) -> View:
         """One matrix of a stack."""

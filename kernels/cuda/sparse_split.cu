@@ -88,10 +88,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) sparse_split(const __grid
     let_next_start();
     wait_for_previous();
     const unsigned batch = blockIdx.x / s.blocks, i = blockIdx.x % s.blocks * kThreads + threadIdx.x;
-    const unsigned per_line = s.length_out / kPer, lines = s.lines_out;
-    const bool across = s.x_line == 1;  // neighbouring threads read neighbouring elements
-    const unsigned line = across ? i % lines : i / per_line, first = (across ? i / lines : i % per_line) * kPer;
-    if (i >= lines * per_line) return;
+    const unsigned per_line = s.length_out / kPer, line = i / per_line, first = i % per_line * kPer;
+    if (line >= s.lines_out) return;
     const float* x = s.x + batch * s.x_batch + line * s.x_line + first * s.x_step;
     unsigned short* out = s.out + batch * s.out_batch + line * s.out_line + first;
 

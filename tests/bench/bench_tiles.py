@@ -114,6 +114,7 @@ def main() -> None:
         name = rng.choice(arguments.dtypes)
         order = rng.choice(["column", "row"]) if TORCH[name].itemsize > 1 else "column"
         row = run(*draw(rng), name, order)
+        cp.get_default_memory_pool().free_all_blocks()  # those of the streams of each race
         if row is not None:
             rows.append(row)
     _evidence.write_json(arguments.file, {"header": _evidence.header(), "cases": rows})
