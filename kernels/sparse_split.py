@@ -62,20 +62,17 @@ def columns_at_a_time(problem: Problem, sections: int = pieces.PIECES) -> int:
     return problem.n if fit >= problem.n else max(STEP, fit // STEP * STEP)
 
 
-# (rows, columns) of a tile, spans of a stage, and the numbers of blocks that may share it along k.
+# (rows, columns) of a tile, and the numbers of blocks that may share it along k.
 TILES = {
-    (64, 32, 1): (1, 2, 3, 4, 6),
-    (64, 32, 2): (1, 2, 3, 4, 6),
-    (64, 64, 1): (1, 2, 3),
-    (128, 32, 1): (1, 2, 3, 4, 6, 8),
-    (128, 64, 1): (1, 2, 3, 4, 6, 8),
-    (128, 64, 2): (1, 2),
-    (128, 128, 1): (1, 2, 3, 4),
-    (128, 192, 1): (1, 2),
+    (64, 32): (1, 2, 3, 4, 6),
+    (128, 32): (1, 2, 3, 4, 6, 8),
+    (128, 64): (1, 2, 3, 4, 6, 8),
+    (128, 128): (1, 2, 3, 4),
+    (128, 192): (1, 2),
 }
 TABLE = tuple(
-    Config(m, n, 1 if m == 64 else 2, spans, staging=1, parts=parts, blocks=2 if m == 64 else 1)
-    for (m, n, spans), several in TILES.items()
+    Config(m, n, 1 if m == 64 else 2, staging=1, parts=parts, blocks=2 if m == 64 else 1)
+    for (m, n), several in TILES.items()
     for parts in several
 )
 
@@ -85,7 +82,7 @@ TABLE = tuple(
 MODEL = plan.Model(
     pieces.PIECES, 6, launch=1.28e-6, instruction_clocks=13.4, stage_seconds=123e-9,
     latency=1.16e-6, into_sm=1.73e11, l2_per_sm=1.11e11, reading=1.4, store=98.5e-12,
-    tile=0.586e-6, of_part=0.317e-6, shared_sum=137e-12, power=247e-15, half_line=0.369,
+    tile=0.586e-6, of_part=0.317e-6, shared_sum=137e-12, power=192e-15, half_line=0.369,
     whole_b=1.3, rows_of_b=1.03,
 )  # fmt: skip
 

@@ -244,7 +244,7 @@ def _grid(problem: Problem, config: Config, sms: int) -> int:
 
 
 def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
-    """Every type with the first tile and with a wide one, and every tile with bfloat16."""
+    """Every type with the first tile and a wide one, every tile with bfloat16, and pieces."""
 
     def check(config: Config, dtype: str, b_dtype: str, out_dtype: str, instruction: str):
         orders = ("column", "row") if dtype == "float16" else ("row", "column")
@@ -252,6 +252,11 @@ def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
             orders = ("column", "column")
         problem = Problem(256, 256, 256, 1, dtype, b_dtype, out_dtype, *orders)
         return defines(problem, config, PLAIN, bulk=True), "sm_90a", instruction
+
+    def of_pieces(order: str):
+        problem = Problem(256, 256, 256, 1, "bfloat16", "bfloat16", "float32", order)
+        macros = defines(problem, Config(128, 64, staging=1), PLAIN, bulk=True, pieces=3)
+        return macros, "sm_90a", "HGMMA.SP.64x64x32.F32.BF16"
 
     types = {
         ("float16", "float16", "float16"): "HGMMA.SP.64x{}x32.F32",
@@ -270,6 +275,7 @@ def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
             check(tile, *("bfloat16",) * 3, f"HGMMA.SP.64x{tile.block_n}x32.F32.BF16")
             for tile in TABLE
         ),
+        *(of_pieces(order) for order in ("column", "row")),
     ]
 
 

@@ -121,8 +121,8 @@ class MovedLayout:
             if launches is None:
                 launches = remember(self._unmoved, key, self._lay_out(*key), MOST_ADDRESSES)
             for launch in launches:
-                final = last is not None and launch is launches[-1]
-                (launch.with_last(last.argument) if final else launch)(stream)
+                given = last if launch is launches[-1] else None
+                (launch if given is None else launch.with_last(given.argument))(stream)
 
 
 def _beyond_a_boundary(addresses: tuple[int, ...]) -> bool:

@@ -79,7 +79,8 @@ def test_repeated_epilogues_belong_to_the_product_alone(rng):
     bias = cupy.asarray(rng.integers(-9, 10, M).astype(np.float32))
     for _ in range(4):
         x = cupy.ascontiguousarray(columns(rng).T)
-        got = s24.linear(x, a, bias=bias, activation="relu", algorithm="sparse_split")
+        epilogue = s24.Epilogue(bias=bias, activation="relu")
+        got = s24.matmul(x, a.mT, epilogue=epilogue, algorithm="sparse_split")
         cupy.cuda.Device().synchronize()
         np.testing.assert_array_equal(got.get(), np.maximum(x.get() @ dense.T + bias.get(), 0))
     assert any(isinstance(plan, ReadyInPieces) for plan in a.mT._plans.values())
