@@ -17,12 +17,16 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes
 from sparse24._errors import UnsupportedError
+from sparse24._hybrid import room
 from sparse24._hybrid.layouts import MOST_BLOCKS
 from sparse24.formats import hybrid_listed
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.formats.hybrid_source import Source
 from sparse24.kernels.csr import CsrRows
+
+COUNTED = 1 << 20  # tiles whose elements are counted at a time, where all would take more memory
+MAKING = 50  # bytes of the host for each tile while it is built, also of an empty one, as measured
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,32 @@ def of_rows(form: Form, rows: CsrRows, choose: Chooser) -> tuple[ht.Tiles | List
     return _build_tiles(form, rows, choose)
 
 
+def kinds_of(listed: ListedRows, choose: Chooser) -> np.ndarray:
+    """The kinds of `tiles_of`, (down, across), on the CPU; only those of tiles that hold anything
+    are written, and no tile is built.
+    """
+    (m, _), (down, across) = listed.shape, listed.grid
+    kinds = np.zeros((down, across), np.uint8)  # all are empty so far
+    step = min(MOST_BLOCKS, max(1, COUNTED // max(1, across)))
+    for first in range(0, down, step):
+        part = listed.rows(first * ht.TILE, min((first + step) * ht.TILE, m))
+        if part.nnz:
+            found = choose(*_survey(*_by_rows(part)))
+            at = np.flatnonzero(found)
+            kinds[first : first + step].reshape(-1)[at] = found[at]
+    return kinds
+
+
 def tiles_of(listed: ListedRows, choose: Chooser) -> ht.Tiles:
     """The tiles of a matrix of which only the rows are stored."""
+    return _build_tiles(*_by_rows(listed), choose)[0]
+
+
+def _by_rows(listed: ListedRows) -> tuple[Form, CsrRows]:
+    """Rows as tiles are built from them."""
     starts, columns, bits = listed.csr
     form = Form(listed.shape, listed.dtype, _arrays.namespace(bits))
-    return _build_tiles(form, CsrRows(starts, columns.view(np.int32), bits), choose)[0]
+    return form, CsrRows(starts, columns.view(np.int32), bits)
 
 
 Content = CsrRows | Source  # non-zeros row by row, or what hands out dense rows
@@ -69,6 +94,7 @@ Content = CsrRows | Source  # non-zeros row by row, or what hands out dense rows
 def _build_tiles(form: Form, content: Content, choose: Chooser) -> tuple[ht.Tiles, int]:
     refuse_large(form.shape, on_gpu=form.xp is not np)
     try:
+        _refuse_more_than_memory(form.shape)
         return _built(form, content, choose)
     except MemoryError as error:
         tiles = math.prod(ht.grid_of(form.shape))
@@ -77,6 +103,16 @@ def _build_tiles(form: Form, content: Content, choose: Chooser) -> tuple[ht.Tile
             f"none, and these are {tiles}; leave a matrix with hardly any elements in CSR"
         )
         raise
+
+
+def _refuse_more_than_memory(shape: tuple[int, int]) -> None:
+    """Raise before memory is filled that a system may promise, and not have."""
+    needed, whole = math.prod(ht.grid_of(shape)) * MAKING, room.memory("cpu")
+    if needed > whole:
+        raise MemoryError(
+            f"Unable to build tiles in {needed / 1e9:.1f} GB, of which the host has "
+            f"{whole / 1e9:.1f} GB"
+        )
 
 
 def refuse_large(shape: tuple[int, int], *, on_gpu: bool) -> None:

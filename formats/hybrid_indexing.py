@@ -20,6 +20,7 @@ DECODED = 1 << 20  # places that are made dense in the time that SciPy's indexin
 
 def part_of(h: Any, key: Any) -> Any:
     """``h[key]``: a hybrid matrix, or a dense array where it has one axis or none."""
+    _refuse_more_axes(_axes_of(key))  # before there is an array of all of them
     stored, key = _stored_at(h.stored, key)
     by_csr = h.is_less_as_csr and math.prod(stored.shape) > DECODED
     try:
@@ -28,7 +29,6 @@ def part_of(h: Any, key: Any) -> Any:
         part = _at_places(h, stored, key) if by_csr else hybrid_build.decode(stored)[key]
     except IndexError as error:
         raise indexing.out_of_range(error) from error
-    _refuse_more_axes(part.ndim)
     return part if part.ndim < 2 else type(h).build(part, n_hint=h.n_hint)
 
 
@@ -39,6 +39,23 @@ def _refuse_more_axes(ndim: int) -> None:
         )
 
 
+def _axes_of(key: Any) -> int:
+    """How many axes a part by a key of NumPy's has, if there is one."""
+    entries = key if isinstance(key, tuple) else (key,)
+    indexing.check_kinds(entries)
+    given = [x for x in entries if x is not None and x is not Ellipsis]
+    picked = [_axes_and_kind(x) for x in given if not isinstance(x, slice)]
+    taken = sum(axes if keeps else 1 for axes, keeps in picked)
+    made = max((1 if keeps else axes for axes, keeps in picked), default=0)
+    return max(0, 2 - taken) + made + sum(x is None for x in entries)
+
+
+def _axes_and_kind(entry: Any) -> tuple[int, bool]:
+    """The axes of an entry that is no slice, and whether it holds booleans."""
+    index = entry if _arrays.is_cupy(entry) else np.asarray(entry)
+    return index.ndim, index.dtype == bool
+
+
 def _stored_at(stored: Stored, key: Any) -> tuple[Stored, Any]:
     """The tiles or rows that hold the elements of a key of NumPy's, and the key for these alone.
 
@@ -46,7 +63,6 @@ def _stored_at(stored: Stored, key: Any) -> tuple[Stored, Any]:
     a GPU.
     """
     entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
-    indexing.check_kinds(entries)
     rows = _cut(entries[0], stored.shape[0]) if entries else None
     both = len(entries) == 2 and not _adds_an_axis(entries[0])
     columns = _cut(entries[1], stored.shape[1]) if both else None
@@ -103,7 +119,6 @@ def _at_places(h: Any, stored: Stored, key: Any) -> Any:
     """The elements of any key as a dense array or a number; their places are found by NumPy."""
     m, k = stored.shape
     rows = np.broadcast_to(np.arange(m)[:, None], stored.shape)[key]
-    _refuse_more_axes(rows.ndim)
     columns = np.broadcast_to(np.arange(k), stored.shape)[key]
     values = np.zeros(rows.size, h.dtype)
     if rows.size:  # SciPy has no such part

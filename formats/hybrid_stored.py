@@ -162,9 +162,18 @@ class HybridStored(SparseArray):
     def kinds(self) -> np.ndarray:
         """Kinds of the tiles, (down, across), read-only.
 
-        0 is empty, 1 dense, 2 2:4, 3 a bitmap, and 4 scattered.
+        0 is empty, 1 dense, 2 2:4, 3 a bitmap, and 4 scattered.  Where only rows are stored, those
+        that their tiles would have, counted at each call.
         """
+        stored = self.stored
+        if isinstance(stored, ListedRows) and not self.is_prepared("tiles"):
+            return _arrays.read_only(self._kinds_of_rows(stored))
         return _arrays.read_only(_arrays.to_numpy(self.tiles.kinds).reshape(self.tiles.grid))
+
+    @_devices.on_own_device
+    def _kinds_of_rows(self, stored: ListedRows) -> np.ndarray:
+        choose = chooser(self._dtype, _arrays.is_cupy(stored.home), self._n_hint)
+        return hybrid_build.kinds_of(stored, choose)
 
     def held(self) -> tuple[Any, Any, Any]:
         """Where rows start, and the columns and bits of their elements; on a GPU this waits.

@@ -89,13 +89,21 @@ def _entry(entry: Any) -> Any:
         return entry
     if _check.is_index(entry):
         return entry
-    index = entry if _arrays.is_cupy(entry) else np.asarray(entry)
+    index = _as_array(entry)
     if type(index) is np.ndarray and index.ndim == 0 and index.dtype.kind in "ui":
         return index[()]
     index = index.astype(np.intp) if index.size == 0 and index.dtype != bool else index
     if index.ndim != 1 or index.dtype.kind not in "bui":
         raise _no_key(entry)
     return index
+
+
+def _as_array(entry: Any) -> Any:
+    """An entry as an array of its library; refuses lists of several lengths."""
+    try:
+        return entry if _arrays.is_cupy(entry) else np.asarray(entry)
+    except ValueError:
+        raise _no_key(entry) from None
 
 
 def _no_key(entry: Any) -> ArgumentError:
@@ -112,7 +120,7 @@ def check_kinds(key: tuple) -> None:
             continue
         if _check.is_index(entry):  # also one beyond 64 bits, which is out of range
             continue
-        index = entry if _arrays.is_cupy(entry) else np.asarray(entry)
+        index = _as_array(entry)
         if index.dtype.kind not in "bui" and not (index.size == 0 and index.ndim):
             raise _no_key(entry)
 

@@ -22,7 +22,9 @@ from sparse24 import (
     _dtypes,
     _foreign,
     _gradients,
+    _product,
     _spec,
+    _target,
 )
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24._options import NO_OPTIONS, Call
@@ -230,6 +232,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
 
     def _product(self, other, multiply, out, call: Call, *, axis: int):
         other = densified(other)
+        call = _product.with_own_type(call, other)
         with _foreign.stream_of(other):
             other, restore = _foreign.take(other, argument="b")
             _check.not_scalar(other.shape, argument="b" if self.axis == -1 else "a")
@@ -249,7 +252,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
             with _cuda_graphs.keeping_with(self, other):
                 operand = _taken(other, self.index, axis)
             product = multiply(operand, out, call)
-            return restore(product) if out is None else out
+            return _target.restored(product, restore, call) if out is None else out
 
 
 def _unpickled(array: Sparse24Array, shape, pattern) -> Windows24:

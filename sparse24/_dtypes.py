@@ -120,7 +120,7 @@ def _way_out(key: np.dtype | None, argument: str, known: tuple[str, ...]) -> str
     if key == np.uint8 and known == NAMES:
         return (
             "convert it first, for example with .astype('float32'), or name the fp8 type of its "
-            "bits: dtype=, a_dtype= or b_dtype="
+            "bits: dtype=, a_dtype=, b_dtype= or x_dtype="
         )
     if key is not None and key.newbyteorder("=") in _BY_LOGICAL:
         return f"it is in the byte order of other machines; use .astype({key.name!r})"

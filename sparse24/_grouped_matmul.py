@@ -23,7 +23,7 @@ from sparse24._grouped import replay as grouped_replay
 from sparse24._grouped.dispatch import Grouped
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Operand24
-from sparse24._target import Result
+from sparse24._target import Result, restored
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -211,7 +211,8 @@ def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool =
         prepared = _prepared(a, tokens, out, offsets, call, by_rows=by_rows, gated=gated)
         with prepared as (product, types):
             bind = grouped_dispatch.fill(product, call, types, As._plans)
-        result = restore(product.out.T if by_rows else product.out) if out is None else out
+        made = product.out.T if by_rows else product.out
+        result = restored(made, restore, call) if out is None else out
     if key is not None and bind is not None:
         given = x, result, offsets
         grouped_replay.remember(As._plans, key, bind, product, given, call, by_rows=by_rows)

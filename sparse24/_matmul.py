@@ -13,8 +13,9 @@ from sparse24 import (
     _other_formats,
     _plain_operands,
 )
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._options import NO_OPTIONS, Call, Epilogue
+from sparse24._promotion import promoted_integers
 from sparse24.formats import hybrid_products
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
@@ -223,14 +224,26 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
         )
     plain = bias is None and activation is None
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
-    if scales is not None or dtype is not None or x_dtype is not None:
-        rows, scales = _one_factor_a_row(x, scales)
-        y = matmul(rows, A.mT, epilogue=epilogue, scales=scales, dtype=dtype, a_dtype=x_dtype)
-        return y if rows is x else y.reshape((*shape[:-1], A.shape[0]))
-    if isinstance(A, HybridArray):
+    if isinstance(A, HybridArray) and scales is dtype is x_dtype is None:
         call = NO_OPTIONS if plain else NO_OPTIONS._replace(epilogue=epilogue)
         return hybrid_products.linear(A, x, call)
-    return matmul(x, A.mT, epilogue=epilogue)
+    try:
+        if scales is None and dtype is None and x_dtype is None:
+            return matmul(x, A.mT, epilogue=epilogue)
+        rows, scales = _one_factor_a_row(x, scales)
+        y = matmul(rows, A.mT, epilogue=epilogue, scales=scales, dtype=dtype, a_dtype=x_dtype)
+    except DTypeError:
+        _refuse_type(x, A, x_dtype)
+        raise
+    return y if rows is x else y.reshape((*shape[:-1], A.shape[0]))
+
+
+def _refuse_type(x, A, x_dtype) -> None:
+    """Raise if it was the type of x that a product has refused, as the left one of two."""
+    if isinstance(A, SparseArray):
+        array, _ = _foreign.take(x, argument="x")
+        known = promoted_integers(array, A._dtype, x_dtype, argument="x")
+        _arrays.logical_dtype(known, x_dtype or _foreign.float8_of(x), argument="x")
 
 
 def _one_factor_a_row(x, scales):

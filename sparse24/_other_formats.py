@@ -135,7 +135,7 @@ def _asked(product: Callable[[], Any], finish: Call, a, b, out):
         result, restore = _foreign.take(product(), argument="the product")
         if not finish.is_plain:
             finished = _finish.finished(result, out, finish, _shape(a), _shape(b))
-            return restore(finished) if out is None else out
+            return _target.restored(finished, restore, finish) if out is None else out
         if target is None:
             return restore(result)
         _target.check_out(target, result.shape, result.dtype, _arrays.device_of(result))

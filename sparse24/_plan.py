@@ -24,7 +24,7 @@ from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._promotion import promoted_integers
-from sparse24._target import Result
+from sparse24._target import Result, restored
 from sparse24.formats.base import densified
 from sparse24.formats.two_four import Sparse24Array
 
@@ -99,13 +99,15 @@ class MatmulPlan:
 
 def _by_columns(a: Sparse24Array, b, call: Call):
     """``a @ b`` in an array of column order."""
+    call = _product.with_own_type(call, b)
     with _foreign.stream_of(b):
         out, restore = _column_out(a, b, call)
         if restore is None:
             return a._multiply(b, None, call)
         if _arrays.is_jax(b):  # whose arrays cannot be written to
-            return restore(a._multiply(_foreign.take(b, argument="b")[0], out, call))
-        return a._multiply(b, restore(out), call)
+            product = a._multiply(_foreign.take(b, argument="b")[0], out, call)
+            return restored(product, restore, call)
+        return a._multiply(b, restored(out, restore, call), call)
 
 
 def _column_out(a: Sparse24Array, b, call: Call) -> tuple[Any, Callable[[Any], Any] | None]:
@@ -187,7 +189,8 @@ def plan(
 def _example(a: Sparse24Array, b_spec, b_dtype):
     """An array like those that a plan is for, and what its bits mean if that must be said."""
     if not isinstance(b_spec, tuple):
-        return _foreign.take(b_spec, argument="b_spec")[0], b_dtype
+        own = _foreign.float8_of(b_spec) if b_dtype is None else b_dtype
+        return _foreign.take(b_spec, argument="b_spec")[0], own
     if len(b_spec) != 2:
         raise ArgumentError(f"b_spec must be an array, or its shape and dtype, got {b_spec!r}")
     shape, dtype = b_spec

@@ -21,7 +21,7 @@ from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._promotion import promoted_integers
 from sparse24._ready import ReadyProduct
 from sparse24._records import Compressed24, Fused, Operand24
-from sparse24._target import Result, given, vector_type
+from sparse24._target import Result, given, restored, vector_type
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
@@ -51,7 +51,7 @@ def _multiply_view(a: Operand24, x, out, call: Call, plans: Plans | None, *, fro
     named = with_own_type(call, x)
     view, restore = _foreign.take(x, argument="a" if from_left else "b")
     product = multiply(a, view, given(out), named, plans, from_left=from_left)
-    return restore(product) if out is None else out
+    return restored(product, restore, call) if out is None else out
 
 
 def _multiply_rows(a: Operand24, x: np.ndarray, call: Call, plans: Plans | None):
@@ -81,7 +81,8 @@ def _anew(
             matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
         launched = _dispatch.fill(laid.a, laid.b, laid.out, laid.epilogue, call, laid.types)
-        product = restore(_without(laid.target, laid.dropped)) if out is None else out
+        made = _without(laid.target, laid.dropped)
+        product = restored(made, restore, call) if out is None else out
     if plans is not None and key is not None and launched is not None and as_given:
         launched = launched._replace(settled=settled)
         types = replace(laid.types, out=None)

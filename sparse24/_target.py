@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,6 +117,18 @@ class Result(Target):
         on_gpu = _arrays.is_cupy(held)
         refuse_integers(type_a.name, name, on_gpu=on_gpu)
         return cls(shape, name, given(out), on_gpu, type_a, type_b)
+
+
+def restored(product: Any, restore: Callable[[Any], Any], call: Call) -> Any:
+    """A product in the library of the caller, where fp8 has its own type, which CuPy lacks.
+
+    It is of fp8 only if the call asks for it.
+    """
+    made = restore(product)
+    if call.dtype is None or not (_arrays.is_torch(made) or _arrays.is_jax(made)):
+        return made
+    name = result_name(call.dtype)
+    return _foreign.of_float8(made, name) if name.startswith("float8") else made
 
 
 def given(out):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from sparse24 import _evidence
+from sparse24 import _arrays, _evidence
 from sparse24._errors import FormatError
 
 HARNESS = Path(__file__).parent / "bench" / "harness.py"
@@ -54,3 +55,19 @@ def test_a_suite_of_another_gpu_has_a_folder_of_its_own(harness, tmp_path, monke
     with pytest.raises(FormatError, match="holds records of NVIDIA H200, but"):
         harness.write_suite("suite", [row], stems=(), out=tmp_path)
     assert json.loads(files["NVIDIA H200"].read_text())["header"] == {"gpu": "NVIDIA H200"}
+
+
+ON_CPU = ("cpu", "masks", "schedule")
+DRIVERS = sorted(path.stem for path in HARNESS.parent.glob("bench_*.py"))
+
+
+@pytest.mark.parametrize("driver", [name for name in DRIVERS if name[6:] not in ON_CPU])
+def test_a_driver_says_that_it_needs_a_gpu(monkeypatch, tmp_path, driver):
+    for library in ("cupy", "torch"):
+        pytest.importorskip(library)
+    monkeypatch.syspath_prepend(HARNESS.parent)
+    monkeypatch.setattr(_arrays, "cuda_available", lambda: False)
+    file = [str(tmp_path / "times.json")] if driver == "bench_tiles" else []
+    monkeypatch.setattr(sys, "argv", [driver, *file])
+    with pytest.raises(SystemExit, match=r"^this benchmark runs on a GPU: CuPy finds no CUDA"):
+        importlib.import_module(driver).main()

@@ -10,6 +10,8 @@ from hybrid_cases import DTYPES
 
 import sparse24 as s24
 from sparse24 import _dtypes
+from sparse24._hybrid import room
+from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
 
@@ -120,6 +122,36 @@ def test_tiles_are_built_where_they_are_asked_for(rng, pair):
     np.testing.assert_array_equal(again.toarray(), want)
     assert h._tiles.is_listed
     assert h.nbytes > h.stored.nbytes + h.tiles.kinds.size * ht.TABLE_BYTES
+
+
+def test_kinds_are_those_of_the_tiles_that_are_not_built(rng, xp, monkeypatch):
+    for counted in (1, 40, 1 << 20):  # bands one by one, a few together, all at once
+        monkeypatch.setattr(hybrid_build, "COUNTED", counted)
+        for shape in ((700, 900), (900, 64), (1, 2000)):
+            h = s24.hybrid(on(xp, graph(rng, shape)))
+            got = h.kinds
+            assert not h.is_prepared("tiles")
+            np.testing.assert_array_equal(got, to_numpy(h.tiles.kinds).reshape(h.tiles.grid))
+            np.testing.assert_array_equal(h.kinds, got)
+
+
+def test_keys_of_three_axes_are_refused_without_the_memory_of_all_elements(rng):
+    side = 4 * 10**6  # a byte for each element would be 16 TB
+    at = rng.integers(0, side, (2, 50))
+    h = s24.hybrid(scipy.sparse.coo_array((np.ones(50, np.float32), at), (side, side)))
+    for key in (True, False, (True, ...), (None, True), (slice(9), True), (True, [[1, 2]])):
+        with pytest.raises(s24.ArgumentError, match=r"has two axes, and the key gives [34]"):
+            h[key]
+    assert h[True, 7, 9] == h[7, 9:10]
+
+
+def test_tiles_that_memory_cannot_hold_are_refused_before_they_are_made(monkeypatch):
+    h = s24.hybrid(scipy.sparse.coo_array(([1.0], ([3], [5])), shape=(10**5, 10**5)))
+    monkeypatch.setattr(room, "memory", lambda device: 10**8)
+    with pytest.raises(MemoryError, match=r"build tiles in 0\.1 GB, .* has 0\.1 GB") as told:
+        h.tiles  # noqa: B018
+    assert "CSR" in told.value.__notes__[0]
+    assert h.kinds.sum() == 4
 
 
 @pytest.mark.gpu

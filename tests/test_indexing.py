@@ -215,6 +215,9 @@ def test_what_is_no_key_is_named(make, rng):
         for error in (s24.ArgumentError, IndexError):
             with pytest.raises(error, match=r"out of range|too many indices"):
                 a[key]
+    for key in ([[1, 2], [3]], (0, [[1, 2], [3]])):  # lists of two lengths
+        with pytest.raises(s24.ArgumentError, match="a part is taken by a slice, whole numbers"):
+            a[key]
 
 
 @pytest.mark.parametrize("make", MAKERS)

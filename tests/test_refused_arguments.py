@@ -154,3 +154,21 @@ def test_an_open_file_is_no_path(tmp_path):
 def test_what_names_no_type_is_refused(dtype):
     with pytest.raises(s24.DTypeError, match=f"dtype must be one of float16, .* got '{dtype}'"):
         s24.compress(np.eye(4), dtype=dtype)
+
+
+@pytest.mark.parametrize("make", [
+    lambda w: s24.compress(w), lambda w: s24.compress(w, pattern=(3, 8)), lambda w: s24.hybrid(w)
+])  # fmt: skip
+def test_a_layer_names_its_own_argument(make):
+    layer, x = make(np.eye(8, dtype=np.float32)), np.ones((2, 8))
+    for wrong, words in (
+        (x.astype(np.uint8), r"got dtype\('uint8'\); .* or x_dtype="),
+        (x.astype(complex), r"take x\.real and x\.imag"),
+        (x.astype(">f4"), "byte order"),
+    ):
+        with pytest.raises(s24.DTypeError, match=rf"^x\.dtype must be .*{words}"):
+            s24.linear(wrong, layer)
+    with pytest.raises(s24.DTypeError, match=r"^dtype must be"):
+        s24.linear(x, layer, dtype="float8")
+    with pytest.raises(s24.DTypeError, match=r"^x must not hold integers wider than int8"):
+        s24.linear(x.astype(int), layer.astype("int8"))

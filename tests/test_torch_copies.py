@@ -174,3 +174,44 @@ def test_data_are_exchanged_with_their_elements():
     assert torch.equal(first.to_dense(), a.double())
     with pytest.raises(s24.UnsupportedError, match=r"data of a Sparse24Tensor must be another one"):
         first.data = b
+
+
+@pytest.mark.parametrize("cut", [lambda a: a[:, 8:16], lambda a: a.t()[8:16].t()[:8].detach()])
+def test_a_copied_part_does_not_outlive_what_was_written_into_the_whole(cut):
+    packed, other = pack(torch.eye(16)), pack(s24.prune(torch.randn(16, 16)))
+    x = torch.ones(2, cut(packed).shape[1])
+    part, kept = cut(packed), cut(packed).clone()
+    x @ part.t()
+    packed.copy_(other)
+    for use in (lambda: x @ part.t(), part.to_dense, part.to_array, lambda: part[:4]):
+        with pytest.raises(s24.UnsupportedError, match=r"after the whole .* take the part anew"):
+            use()
+    assert torch.equal(kept.to_dense(), cut(torch.eye(16)))
+    assert torch.equal(cut(packed).to_dense(), cut(other.to_dense()))
+
+
+def test_rows_that_are_views_follow_the_whole():
+    packed, other = pack(torch.eye(16)), pack(s24.prune(torch.randn(16, 16)))
+    rows = packed[4:12]
+    packed.copy_(other)
+    assert torch.equal(rows.to_dense(), other.to_dense()[4:12])
+
+
+def test_rows_with_codes_in_the_order_of_a_gpu_do_not_outlive_it_either():
+    values, codes = torch.zeros(128, 256), torch.zeros(4, 2, 1024, dtype=torch.uint8)
+    rows = st.Sparse24Tensor([values, codes], (128, 512))[:64]
+    assert rows.parts[0].data_ptr() == values.data_ptr()
+    values.add_(1)
+    with pytest.raises(s24.UnsupportedError, match="take the part anew"):
+        rows.parts  # noqa: B018
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cut", [lambda a: a[:64], lambda a: a[8:72], lambda a: a[:, :64]])
+def test_rows_on_a_gpu_are_not_mixed_with_what_is_written_later(cut):
+    packed, other = (pack(s24.prune(torch.randn(128, 512, device="cuda").half())) for _ in range(2))
+    part = cut(packed)
+    packed.copy_(other)
+    with pytest.raises(s24.UnsupportedError, match="take the part anew"):
+        part.to_dense()
+    assert torch.equal(cut(packed).to_dense(), cut(other.to_dense()))

@@ -207,3 +207,20 @@ def test_autocast_does_not_narrow_products_across_the_groups(device, monkeypatch
     want = ops.product(parts, 64, 128, b, None, "At@b")
     with torch.autocast(device, torch.bfloat16):
         assert torch.equal(ops.product(parts, 64, 128, b, None, "At@b"), want)
+
+
+class OnGpu:
+    """A tensor's layout on a GPU of a number, at an address."""
+
+    is_cuda, shape, dtype, stride = True, (64, 64), HALF, lambda _: (64, 1)
+
+    def __init__(self, index: int = 0, address: int = 1 << 20):
+        self.device, self.data_ptr = torch.device("cuda", index), lambda: address
+
+
+def test_a_known_product_is_of_both_operands_devices():
+    key = lambda *operands: torch_replay.product_key(*operands, None, 64, 64, "x@At")  # noqa: E731
+    assert key(OnGpu(), OnGpu()) == key(OnGpu(), OnGpu())
+    others = [(0, 1), (1, 0), (1, 1)]
+    assert len({key(OnGpu(), OnGpu()), *(key(OnGpu(i), OnGpu(j)) for i, j in others)}) == 4
+    assert key(OnGpu(address=8), OnGpu()) != key(OnGpu(), OnGpu())

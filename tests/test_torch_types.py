@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import sparse24 as s24  # noqa: E402
+from sparse24 import _foreign  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import ArgumentError, DTypeError  # noqa: E402
 
@@ -88,6 +90,66 @@ def test_an_unpruned_layer_refuses_what_a_sparse_one_does():
         layer(torch.ones(2, 8, dtype=torch.int64))
 
 
+@pytest.fixture
+def fp8_as_bits(monkeypatch):
+    """Tensors of fp8 on the CPU travel as those on a GPU: as bits, to a product and from it."""
+
+    def take(x, **how):
+        if not isinstance(x, torch.Tensor) or how.get("argument") == "out":
+            return taken(x, **how)
+        return taken(x.view(torch.uint8) if is_float8(x) else x, **how)[0], back
+
+    def back(x):
+        return to_torch(x.view(np.uint8) if x.dtype.name.startswith("float8") else x)
+
+    taken, to_torch, is_float8 = _foreign.take, _foreign.to_torch, _foreign._is_float8
+    name_of = lambda x: str(x.dtype)[6:] if hasattr(x, "is_cuda") and is_float8(x) else None  # noqa: E731
+    monkeypatch.setattr(_foreign, "take", take)
+    monkeypatch.setattr(_foreign, "float8_of", name_of)
+    return monkeypatch
+
+
+def two_four_and_tokens(kind, *stack):
+    w = torch.randint(-2, 3, (*stack, 8, 16)).float()
+    return s24.compress(w, on_excess="prune", dtype=kind), torch.randint(-1, 2, (16, 4)).to(kind)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("by_view", [True, False])
+def test_a_product_that_travels_as_bits_is_of_torchs_type(fp8_as_bits, name, by_view):
+    kind = getattr(torch, name)
+    A, x = two_four_and_tokens(kind)
+    want = (torch.from_numpy(A.toarray().astype("float32")) @ x.float()).to(kind)
+    fp8_as_bits.setattr(_foreign, "goes_by_view", lambda x: by_view and isinstance(x, torch.Tensor))
+    ways = {
+        "matmul": lambda: s24.matmul(A, x, dtype=kind),
+        "a left operand": lambda: s24.matmul(x.T, A.T, dtype=name).T,
+        "a vector": lambda: s24.matmul(A, x[:, 0], dtype=name)[:, None].expand(8, 4),
+        "linear": lambda: s24.linear(x.T.contiguous(), A, dtype=name).T,
+        "a column plan": lambda: s24.plan(A, x, dtype=name, out_order="column").execute(x),
+        "a plan": lambda: s24.plan(A, x, dtype=name).execute(x),
+        "plain": lambda: s24.matmul(x.T, x, dtype=name),
+    }
+    for way, call in ways.items():
+        for _ in range(2):
+            got = call()
+            assert got.dtype == kind, way
+        expected = {
+            "plain": (x.T.float() @ x.float()).to(kind),
+            "a vector": want[:, :1].expand(8, 4),
+        }
+        assert torch.equal(got.float(), expected.get(way, want).float()), way
+    assert s24.matmul(A, x).dtype == torch.bfloat16
+
+
+def test_a_grouped_product_that_travels_as_bits_is_of_torchs_type(fp8_as_bits):
+    kind = torch.float8_e4m3fn
+    As, x = two_four_and_tokens(kind, 2)
+    for _ in range(2):
+        y = s24.grouped_matmul(As, x, offsets=[0, 1, 4], dtype=kind)
+        assert y.dtype == s24.grouped_linear(x.T, As, offsets=[0, 1, 4], dtype=kind).dtype == kind
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_fp8_on_the_gpu_is_known_by_its_tensor(name):
@@ -110,6 +172,13 @@ def test_fp8_on_the_gpu_is_known_by_its_tensor(name):
     for got in (s24.matmul(A, x.T), A @ x.T, s24.linear(x, A).T, (x @ A.T).T):
         assert got.dtype == torch.bfloat16
         assert torch.equal(got, want)
+    for _ in range(3):  # the later ones are the first one's, prepared
+        narrow = (
+            s24.matmul(A, x.T, dtype=kind), s24.linear(x, A, dtype=kind).T,
+            s24.plan(A, x.T, dtype=kind, out_order="column").execute(x.T),
+        )  # fmt: skip
+        for got in narrow:
+            assert got.dtype == kind
     assert s24.explain(A, x.T).chosen == s24.explain(A, x.view(torch.uint8).T, **named).chosen
     dense = s24.matmul(x, x.T)
     torch.testing.assert_close(dense.float(), x.float() @ x.float().T, rtol=2e-2, atol=1e-1)

@@ -16,7 +16,7 @@ from sparse24 import _check, _devices, _dtypes, _foreign, _product, _target
 from sparse24 import _matmul as ours
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._jax import splits
-from sparse24._jax.arrays import at, back, home, view
+from sparse24._jax.arrays import at, back, home, of_bits, view
 from sparse24._jax.calls import Work, is_traced, traced
 from sparse24._promotion import promote
 from sparse24.formats.base import SparseArray
@@ -210,12 +210,14 @@ class _Factor:
 
     def times(self, x: Any) -> Any:
         name = self._result(x)
+        dtype = _dtypes.numpy_dtype(name)
         if is_traced(x):
-            work, dtype = _Times(self, x.dtype.name, name), _dtypes.numpy_dtype(name)
+            work = _Times(self, x.dtype.name, name)
             return traced(work, [jax.ShapeDtypeStruct(self._shape(x), dtype)], x)[0]
         seen = view(x)  # held until `back` has waited
         with _devices.on_device_of(seen):
-            return back(self.product(seen, x.dtype.name, name), x)
+            made = back(self.product(seen, x.dtype.name, name), x)
+            return of_bits(made, dtype)
 
     def transposed(self) -> _Factor:
         return _Factor(self.sparse.mT, self.turned, None)

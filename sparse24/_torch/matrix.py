@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ class PackedMatrix(Tensor):
 
     Attributes
     ----------
+    parts : list of Tensor
+        Raises `UnsupportedError` where a part of a matrix has a copy, and that was written since.
     lent : bool
         True where its memory is that of others, too: of a matrix whose rows or columns it has, or
         of an array.
@@ -38,9 +42,22 @@ class PackedMatrix(Tensor):
         )  # fmt: skip
 
     def __init__(self, parts, shape, *, turned: bool = False, requires_grad: bool = False):
-        self.parts = list(parts)
+        self.parts = parts
         self.turned = turned
         self.lent = False
+
+    @property
+    def parts(self) -> list[Tensor]:
+        for source, version in self._copied_of:
+            tensor = source()
+            if tensor is not None and tensor._version != version:
+                raise _stale()
+        return self._parts
+
+    @parts.setter
+    def parts(self, parts) -> None:
+        self._parts = list(parts)
+        self._copied_of: tuple[tuple[weakref.ref[Tensor], int], ...] = ()
 
     @property
     def stored_shape(self) -> tuple[int, int]:
@@ -62,7 +79,7 @@ class PackedMatrix(Tensor):
         return type(self)(packed, self.shape, turned=self.turned)
 
     def seen(self, shape, turned: bool, parts: list[Tensor] | None = None):
-        """A view: the same parts, or views of them."""
+        """A view: the same parts, or those of some rows or columns."""
         if not torch.is_inference_mode_enabled() or self.is_inference():
             return self._seen(shape, turned, parts)
         with torch.inference_mode(False):  # a tensor from outside and its views share a version
@@ -71,7 +88,23 @@ class PackedMatrix(Tensor):
     def _seen(self, shape, turned: bool, parts: list[Tensor] | None):
         view = type(self)(self.parts if parts is None else parts, shape, turned=turned)
         view.lent = self.lent or parts is not None
+        view._copied_of = self._copied_of
+        if parts is not None and not _memory(parts) <= _memory(self._parts):
+            whole = [part for part in self._parts if not part.is_inference()]  # torch counts not
+            view._copied_of += tuple((weakref.ref(part), part._version) for part in whole)
         return view
+
+
+def _memory(parts: list[Tensor]) -> set[int]:
+    """The storages of tensors, also of those without elements."""
+    return {part.untyped_storage()._cdata for part in parts}
+
+
+def _stale() -> UnsupportedError:
+    return UnsupportedError(
+        "a Sparse24Tensor of rows or columns that were copied is not used after the whole matrix "
+        "was written, as by copy_; take the part anew, or its .clone() before"
+    )
 
 
 def undefined(function, way_out: str = "call .to_dense() first") -> UnsupportedError:

@@ -99,7 +99,7 @@ def product(
     if not stored and bias is None and _multiplies_densely(parts[0], dense):
         return _dense_product(parts, m, k, dense, left=left)
     settled = len(stored) > 0 and are_settled(*stored)
-    key = torch_replay.product_key(parts[0], dense, bias, m, k, form) if stored else None
+    key = torch_replay.product_key(stored[0], dense, bias, m, k, form) if stored else None
     key = key and (*key, settled)
     known = torch_replay.find(key)
     added = None if bias is None else _as_added(bias, parts[0], dense)

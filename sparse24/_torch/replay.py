@@ -99,7 +99,8 @@ def product_key(
     """All that the choice of a product's kernel depends on; None where it is not remembered."""
     if not dense.is_cuda or (_autotune.active.get() and _autotune.is_on()):
         return None
-    return form, m, k, values.dtype, bias is None, _tuning_cache.generation(), *layout(dense)
+    operands = *layout(values), *layout(dense)  # of either device: on two they are refused
+    return form, m, k, bias is None, _tuning_cache.generation(), *operands
 
 
 def remember(key: tuple | None, launched: Launched, out: Tensor) -> None:

@@ -33,9 +33,12 @@ class Sparse24Tensor(PackedMatrix):
     Made by `sparsify24` and `to_sparse_semi_structured`.  A number, or a tensor that broadcasts to
     its shape, is a factor or a divisor; zeros stay zeros.  ``-a`` and ``abs(a)``, rows and whole
     groups of columns (``a[:8]``, ``a[:, 4:8]``, ``a.split(8)``) and ``.to()`` give such a matrix
-    again, and ``a.copy_(b)`` takes all of one like it.  ``a.sum()``, ``mean``, ``amax``, ``norm``
-    and their like, and ``torch.equal``, make the dense matrix to look at.  Other operations raise;
-    use `to_dense` first.
+    again, and ``a.copy_(b)`` takes all of one like it.  Rows are views on the CPU; on a GPU their
+    places are copied, and so are elements unless the first row is a multiple of 64.  Columns are
+    packed anew at each call, by way of the dense matrix, unless `a` is transposable: there they are
+    as rows.  Such a copy raises once ``a.copy_`` has written; take it anew, or its ``.clone()``.
+    ``a.sum()``, ``mean``, ``amax``, ``norm`` and their like, and ``torch.equal``, make the dense
+    matrix to look at.  Other operations raise; use `to_dense` first.
 
     ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and takes it to any
     device, with ``weights_only`` once ``sparse24.torch`` is imported.
@@ -114,7 +117,8 @@ class Sparse24Tensor(PackedMatrix):
                 "by to_sparse_semi_structured, or make a new parameter"
             )
         Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        self.parts, self.turned, self.lent = list(other.parts), other.turned, other.lent
+        self.parts, self.turned, self.lent = other.parts, other.turned, other.lent
+        self._copied_of = other._copied_of
 
     def share_memory_(self) -> Sparse24Tensor:
         """Move the values and codes to shared memory, as for other processes."""

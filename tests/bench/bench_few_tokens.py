@@ -35,6 +35,7 @@ from harness import (
     to_torch,
     write_suite,
 )
+from machine import needs_gpus
 
 import sparse24 as s24
 from sparse24._planner import DENSE_KERNEL
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=("block", "small"), default=())
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    needs_gpus()
     names = [] if arguments.only else arguments.dtypes
     small = "small" in arguments.only or not arguments.only
     block = "block" in arguments.only or not arguments.only

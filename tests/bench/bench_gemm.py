@@ -24,6 +24,7 @@ import rivals
 import shapes
 import torch
 from harness import Contender, case, geometric_mean, race, to_torch, write_suite
+from machine import needs_gpus
 
 import sparse24 as s24
 from sparse24._records import Problem
@@ -142,6 +143,7 @@ def main() -> None:
     parser.add_argument("--no-search", action="store_true", help="skip cuSPARSELt")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    needs_gpus()
     wanted = [(sets[name][0], sets[name][1] or arguments.dtypes) for name in arguments.sets]
     precompile.candidates_of(itertools.chain.from_iterable(itertools.starmap(problems, wanted)))
     for listed, dtypes in wanted:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from bench_gemm import STEMS, TORCH, as_cupy, operands
 from harness import Contender, case, race, to_torch, write_suite
+from machine import needs_gpus
 
 import sparse24 as s24
 from sparse24 import _dtypes
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    needs_gpus()
     for name in arguments.sets:
         rows = SETS[name]()
         for row in rows:

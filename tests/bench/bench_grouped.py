@@ -36,6 +36,7 @@ from harness import (
     to_torch,
     write_suite,
 )
+from machine import needs_gpus
 from rivals_grouped import Routing
 
 import sparse24 as s24
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_TOKENS} tokens")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    needs_gpus()
     rows = []
     for shape, name in wanted(arguments):
         layer = Layer(shape, name)

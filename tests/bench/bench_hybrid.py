@@ -26,6 +26,7 @@ import rivals_cusparse
 import torch
 from harness import Contender, case, copies, race, to_torch, write_suite
 from hybrid_matrices import DTYPES, FAMILIES, ZEROS, drawn, minilm, plan, selected
+from machine import needs_gpus
 from rivals_cusparse import Csr
 
 from sparse24._hybrid import fit as hybrid_fit
@@ -234,6 +235,7 @@ def main() -> None:
                         help="2 3 for the second of three parts of what is left")  # fmt: skip
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    needs_gpus()
     if options.fit:
         for name, line in hybrid_fit.fit().items():
             print(name, line, flush=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from bench_training import Block
+from machine import needs_gpus
 
 from sparse24 import _evidence
 from sparse24 import schedule as S
@@ -194,10 +195,13 @@ def main() -> None:
     options = parser.parse_args()
     plan, device = (TINY, "cpu") if options.tiny else (Plan(), "cuda")
     plan = Plan(**{**asdict(plan), "steps": options.steps or plan.steps})
+    if not options.tiny:
+        needs_gpus()
     text, source = corpus(plan.corpus)
     gpu = _evidence.header().get("gpu")
     path, runs = (options.out or _evidence.folder(DATA, gpu)) / "language_model.json", []
-    _evidence.refuse_other_gpu(path, gpu)
+    if not options.tiny:  # which records nothing
+        _evidence.refuse_other_gpu(path, gpu)
     for kind in options.kinds:
         runs.append(train(kind, text, plan, device))
         print({k: v for k, v in runs[-1].items() if k != "flip_rate"}, flush=True)

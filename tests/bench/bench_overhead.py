@@ -20,6 +20,7 @@ import cupy as cp
 import numpy as np
 import torch
 from harness import write_suite
+from machine import needs_gpus
 
 import sparse24 as s24
 import sparse24.torch as st
@@ -196,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    needs_gpus()
     rows = overheads() + compiles()
     for row in rows:
         rivals = "  ".join(f"{name} {us:.1f}" for name, us in row["rivals"].items())

@@ -19,6 +19,7 @@ import cupy as cp
 import numpy as np
 import torch
 from harness import Contender, case, copies, race, to_torch, write_suite
+from machine import needs_gpus
 
 import sparse24 as s24
 from sparse24 import _arrays, _spec
@@ -275,6 +276,7 @@ def main():
     parser.add_argument("--out", type=Path, help="folder of the record")
     parser.add_argument("--quick", action="store_true", help="the smallest shape only")
     arguments = parser.parse_args()
+    needs_gpus()
     path = write_suite("pack", list(run(arguments.quick)), stems=STEMS, out=arguments.out)
     print(path, len(json.loads(path.read_text())["cases"]), "cases", loader.digest("compress"))
 

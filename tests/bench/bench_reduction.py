@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from bench_training import FeedForward
 from harness import write_suite
+from machine import needs_gpus
 from torch.nn.parallel import DistributedDataParallel
 
 from sparse24 import schedule as S
@@ -138,9 +139,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--repeats", type=int, default=8)
     chosen = parser.parse_args()
+    needs_gpus(2)
     world = torch.cuda.device_count()
-    if world < 2:
-        raise SystemExit("needs two GPUs")
     plan = Plan(world, chosen.sockets, chosen.tokens, chosen.rounds, chosen.repeats)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(run, (plan, folder), nprocs=world)

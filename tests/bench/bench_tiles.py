@@ -19,6 +19,7 @@ import torch
 from bench_gemm import TORCH as PLAIN_TYPES
 from bench_gemm import as_cupy
 from harness import Contender, copies, geometric_mean, race, to_torch
+from machine import needs_gpus
 
 import sparse24 as s24
 from sparse24 import _dtypes, _evidence
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtypes", nargs="+", choices=list(TORCH), default=["float16"])
     arguments = parser.parse_args()
+    needs_gpus()
     rng, rows, end = random.Random(arguments.seed), [], time.monotonic() + arguments.seconds
     while time.monotonic() < end:
         name = rng.choice(arguments.dtypes)

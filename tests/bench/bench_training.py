@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from machine import needs_gpus
 
 import sparse24 as s24
 from sparse24 import schedule as S
@@ -277,6 +278,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     device = "cpu" if options.tiny else "cuda"
+    if not options.tiny:
+        needs_gpus()
     done = []
     timer = Timer(device, options.rounds, not options.eager)
     for case in cases(TINY if options.tiny else FULL, device, timer):
