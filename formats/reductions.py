@@ -23,7 +23,8 @@ class Reductions(ABC):
             own = number_type(self._array._dtype).logical
             sums = np.add.reduce(np.empty(0, own)).dtype
             # In the type of `out` alone, integers would take elements without their fractions.
-            dtype = sums if out is None else np.result_type(own, out.dtype)
+            # NumPy refuses an `out` that is no array, below.
+            dtype = sums if out is None else np.result_type(own, getattr(out, "dtype", own))
         return self._reduced(np.add, axis, dtype, out, keepdims)
 
     def max(self, axis=None, out=None, *, keepdims=False):

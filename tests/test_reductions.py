@@ -28,3 +28,16 @@ def test_sums_lose_their_fractions_once_they_are_complete(make, dtype, out, rng)
             assert getattr(a, function)(axis=axis, out=got) is got
             getattr(dense, function)(axis=axis, out=want)
             np.testing.assert_allclose(got, want, rtol=2e-3)
+
+
+@pytest.mark.parametrize("function", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_does_not_fit_is_refused_as_by_numpy(make, function, rng):
+    a = MAKERS[make](rng.standard_normal((20, 32)))
+    for options in ({"axis": 2}, {"axis": 1, "out": [0.0] * 20}, {"axis": 1, "out": np.zeros(19)}):
+        errors = []
+        for array in (a.toarray(), a):
+            with pytest.raises((TypeError, ValueError)) as raised:
+                getattr(array, function)(**options)
+            errors.append(raised.type)
+        assert errors[0] is errors[1]
