@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,6 +21,9 @@ from sparse24.formats.hybrid_tiles import (
     values_of_kind,
 )
 from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, SCATTERED, TWO_FOUR
+
+# Elements that are looked at together: meanwhile each takes some fifty bytes.
+PORTION = 2**20
 
 
 def check(tiles: Tiles) -> None:
@@ -41,11 +46,25 @@ def check(tiles: Tiles) -> None:
     starts = starts_of(values_of_kind(tiles.kinds, nonzeros))
     _require(np.array_equal(tiles.starts, starts), "starts", "be the running sum of the tiles")
     _require(tiles.values.shape == (starts[-1],), "values", f"have {starts[-1]} elements")
-    shifts = np.arange(0, 64, 4, dtype=np.uint64)
-    nibbles = tiles.codes[~bitmap][:, :, None] >> shifts & np.uint64(15)
-    _require(np.isin(nibbles, _spec.LEGAL_CODES).all(), "codes", "hold the six legal 2:4 codes")
+    _check_codes(tiles, np.flatnonzero(~bitmap))
     _check_overflow(tiles, count)
     _check_edges(tiles)
+
+
+def _check_codes(tiles: Tiles, slots: np.ndarray) -> None:
+    """The codes of 2:4 tiles, which are in these slots."""
+    shifts = np.arange(0, 64, 4, dtype=np.uint64)
+    at_once = PORTION // ELEMENTS
+    for i in range(0, slots.size, at_once):
+        nibbles = tiles.codes[slots[i : i + at_once]][:, :, None] >> shifts & np.uint64(15)
+        legal = np.isin(nibbles, _spec.LEGAL_CODES).all()
+        _require(legal, "codes", "hold the six legal 2:4 codes")
+
+
+def _runs(starts: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Runs of the tiles or rows that begin there, of about `PORTION` elements: first, end."""
+    edges = np.searchsorted(starts, np.arange(PORTION, starts[-1], PORTION))
+    return pairwise(np.unique([0, *edges.tolist(), starts.size - 1]).tolist())
 
 
 def _check_overflow(tiles: Tiles, count: int) -> None:
@@ -59,13 +78,15 @@ def _check_overflow(tiles: Tiles, count: int) -> None:
     for name in ("overflow_values", "overflow_places"):
         shape = getattr(tiles, name).shape
         _require(shape == (starts[-1],), name, f"have {starts[-1]} elements")
-    _check_places(tiles, held)
+    for first, end in _runs(starts):
+        tile = np.repeat(np.arange(first, end), held[first:end])
+        places = tiles.overflow_places[starts[first] : starts[end]].astype(np.int64)
+        _check_places(tiles, tile, places)
 
 
-def _check_places(tiles: Tiles, held: np.ndarray) -> None:
-    """The places of overflow, of which each tile has as many as `held` says."""
-    _require((tiles.overflow_places < ELEMENTS).all(), "overflow_places", f"be below {ELEMENTS}")
-    tile, places = np.repeat(np.arange(held.size), held), tiles.overflow_places.astype(np.int64)
+def _check_places(tiles: Tiles, tile: np.ndarray, places: np.ndarray) -> None:
+    """Places of overflow, and the tile of each."""
+    _require((places < ELEMENTS).all(), "overflow_places", f"be below {ELEMENTS}")
     (m, k), across = tiles.shape, tiles.grid[1]
     rows, columns = tile // across * TILE + places // TILE, tile % across * TILE + places % TILE
     within = (rows < m).all() and (columns < k).all()
@@ -130,8 +151,10 @@ def check_rows(listed: ListedRows) -> None:
     _require(columns.shape == (starts[-1],), "columns", f"have {starts[-1]} entries")
     _require(bits.shape == (starts[-1],), "values", f"have {starts[-1]} elements")
     _require(bool((columns < k).all()), "columns", f"be below {k}")
-    places = listed.row_numbers() * k + columns.astype(np.int64)
-    _require(bool((np.diff(places) > 0).all()), "columns", "ascend in each row")
+    for first, end in _runs(starts):
+        rows = np.repeat(np.arange(first, end), np.diff(starts[first : end + 1]))
+        places = rows * k + columns[starts[first] : starts[end]]
+        _require(bool((np.diff(places) > 0).all()), "columns", "ascend in each row")
     nonzero = _arrays.not_zero(bits.view(listed.dtype.logical), listed.dtype)
     _require(bool(nonzero.all()), "values", "not be zero")
 

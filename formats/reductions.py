@@ -20,8 +20,11 @@ class Reductions(ABC):
 
     def sum(self, axis=None, dtype=None, out=None, *, keepdims=False):
         if dtype is None:
-            sums = np.add.reduce(np.empty(0, number_type(self._array._dtype).logical))
-            dtype = sums.dtype if out is None else out.dtype
+            own = number_type(self._array._dtype).logical
+            sums = np.add.reduce(np.empty(0, own)).dtype
+            # In the type of `out` alone, integers would take elements without their fractions.
+            # NumPy refuses an `out` that is no array, below.
+            dtype = sums if out is None else np.result_type(own, getattr(out, "dtype", own))
         return self._reduced(np.add, axis, dtype, out, keepdims)
 
     def max(self, axis=None, out=None, *, keepdims=False):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
 from sparse24 import _raw_writers
 from sparse24._errors import FormatError
-from sparse24.formats import stored
+from sparse24.formats import hybrid_checks, stored
 from sparse24.formats.hybrid import HybridArray
 from sparse24.kernels import hybrid_kinds
 
@@ -110,3 +112,47 @@ def test_places_of_scattered_tiles_ascend(rng):
     for changed in (places[::-1], np.full_like(places, 7)):
         with pytest.raises(FormatError, match="must ascend in scattered tiles"):
             HybridArray.from_tiles(replace(tiles, overflow_places=changed))
+
+
+@pytest.mark.parametrize(("side", "density"), [(20_000, 0.01), (200_000, 1e-4)])
+def test_checks_while_loading_take_little_memory(side, density, tmp_path):
+    """Of four million elements, first in tiles, then in rows."""
+    w = scipy.sparse.random_array((side, side), density=density, rng=0, dtype=np.float32)
+    h = s24.hybrid(w)
+    s24.save_npz(tmp_path / "h.npz", h)
+    tracemalloc.start()
+    loaded = s24.load_npz(tmp_path / "h.npz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert loaded.nnz == h.nnz
+    assert peak < 64 * hybrid_checks.PORTION + 2 * h.nbytes
+
+
+@pytest.mark.parametrize("place", [0, 700, -2])
+def test_elements_at_one_place_are_found_in_every_run(place, monkeypatch):
+    monkeypatch.setattr(hybrid_checks, "PORTION", 4096)
+    w = scipy.sparse.random_array((900, 1500), density=0.02, rng=0)
+    tiles = s24.hybrid(w)._tiles
+    hybrid_checks.check(tiles)
+    places = tiles.overflow_places.copy()
+    places[place] = places[place + 1]
+    with pytest.raises(FormatError, match="ascend in scattered tiles"):
+        hybrid_checks.check(replace(tiles, overflow_places=places))
+    monkeypatch.setattr(hybrid_checks, "PORTION", 100)
+    listed = s24.hybrid(scipy.sparse.random_array((90, 15000), density=9e-4, rng=0))._tiles.source
+    hybrid_checks.check_rows(listed)
+    columns = listed.csr.columns.copy()
+    columns[place] = columns[place + 1]
+    with pytest.raises(FormatError, match="ascend in each row"):
+        hybrid_checks.check_rows(replace(listed, csr=listed.csr._replace(columns=columns)))
+
+
+@pytest.mark.parametrize("tile", [0, 3, -1])
+def test_codes_are_checked_in_every_run(tile, rng, monkeypatch):
+    monkeypatch.setattr(hybrid_checks, "PORTION", 4096)
+    tiles = with_kinds(matrix(rng, (200, 260)), [hybrid_kinds.TWO_FOUR])._tiles
+    hybrid_checks.check(tiles)
+    codes = tiles.codes.copy()
+    codes[tile, -1] = 0
+    with pytest.raises(FormatError, match="hold the six legal 2:4 codes"):
+        hybrid_checks.check(replace(tiles, codes=codes))

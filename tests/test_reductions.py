@@ -1,0 +1,43 @@
+"""Sums and extremes of sparse arrays with the options of NumPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+
+MAKERS = {
+    "2:4": lambda w: s24.compress(w, on_excess="prune"),
+    "n:m": lambda w: s24.compress(w, pattern=(4, 8), on_excess="prune"),
+    "hybrid": lambda w: s24.hybrid(np.where(np.arange(w.size).reshape(w.shape) % 7, 0, w)),
+}
+
+
+@pytest.mark.parametrize("out", ["int8", "int64", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_sums_lose_their_fractions_once_they_are_complete(make, dtype, out, rng):
+    """As in NumPy, where the sum is one of fractions also if `out` holds whole numbers."""
+    a = MAKERS[make](rng.uniform(0, 2, (20, 32)).astype(dtype))
+    dense = a.toarray()
+    for axis in (0, 1, None):
+        for function in ("sum", "mean"):
+            shape = dense.sum(axis=axis).shape
+            got, want = np.zeros(shape, out), np.zeros(shape, out)
+            assert getattr(a, function)(axis=axis, out=got) is got
+            getattr(dense, function)(axis=axis, out=want)
+            np.testing.assert_allclose(got, want, rtol=2e-3)
+
+
+@pytest.mark.parametrize("function", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_does_not_fit_is_refused_as_by_numpy(make, function, rng):
+    a = MAKERS[make](rng.standard_normal((20, 32)))
+    for options in ({"axis": 2}, {"axis": 1, "out": [0.0] * 20}, {"axis": 1, "out": np.zeros(19)}):
+        errors = []
+        for array in (a.toarray(), a):
+            with pytest.raises((TypeError, ValueError)) as raised:
+                getattr(array, function)(**options)
+            errors.append(raised.type)
+        assert errors[0] is errors[1]
