@@ -67,6 +67,7 @@ constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
 constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
 constexpr u32 kBBytes = BLOCK_N * 128 * kSpans;
 constexpr u32 kStageBytes = kABytes + kBBytes;
+constexpr u32 kAAt = kBBytes;                            // where A begins in a stage
 constexpr int kAtoms = BLOCK_M / kAtomM;                 // metadata atoms of a tile
 constexpr int kAtomsOfHalf = kAtoms / kHalves;
 constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for a slice
@@ -137,7 +138,7 @@ class Producer {
         const u32 stage = shared_ + at_.stage * kStageBytes;
 #pragma unroll
         for (int half = 0; half < kHalves; half++)
-            load_box(stage + kBBytes + half * (kABytes / kHalves), values, k / 2, half * shape_.m + work.m * kTileM,
+            load_box(stage + kAAt + half * (kABytes / kHalves), values, k / 2, half * shape_.m + work.m * kTileM,
                      work.group, barrier);
 #pragma unroll
         for (int span = 0; span < kSpans; span++)

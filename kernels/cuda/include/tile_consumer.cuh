@@ -1,4 +1,4 @@
-// tile_consumer: a warpgroup of sparse_wgmma.cu that multiplies the stages of a tile.
+// tile_consumer: a warpgroup of sparse_wgmma.cu and grouped_wgmma.cu that multiplies the stages of a tile.
 #pragma once
 
 // The pieces p of A and q of b whose products make up one of float32: p1 q3, p3 q1, p2 q2, p1 q2, p2 q1 and p1 q1.
