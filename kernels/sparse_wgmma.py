@@ -113,7 +113,6 @@ def defines(
 class _Launcher(Launcher):
     """A compiled specialisation."""
 
-    reads_early = True  # what is settled, while the kernel before it ends
     pieces = 1  # sections of the operands along k
 
     def __init__(self, problem: Problem, config: Config, epilogue: Fused):
@@ -130,6 +129,7 @@ class _Launcher(Launcher):
         self.tiling = loader.by_value(_tiling(problem, config))
         self.grid = _grid(problem, config, sms)
         self._ahead = stages_ahead(problem.n)
+        self.reads_early = self._ahead > 0  # what is settled, while the kernel before it ends
         self._kernel(bulk=True)
 
     def _kernel(self, *, bulk: bool):

@@ -245,8 +245,10 @@ def test_the_second_array_is_not_planned(monkeypatch, library, call, n, dtype):
         for j in range(2):
             x, bias = narrow(draw(n, 512)), draw(256)
             got = call(A, x, bias)
-            # Each call brings another bias, which the plan of an array holds.
-            assert bool(planned) == (i == j == 0) or call is CALLS["c"]
+            # Each call brings another bias, which the plan of an array holds.  A product is planned
+            # once more for arrays that are settled, as the first one may be by its second call.
+            assert planned or j or i
+            assert i == 0 or not planned or call is CALLS["c"]
             planned.clear()
             with monkeypatch.context() as alone:
                 alone.setattr(_shared_plans, "_known", {})

@@ -27,6 +27,7 @@ import sparse24.torch as st
 from sparse24.kernels import loader, sparse_fma, sparse_mma, sparse_skinny, sparse_wgmma
 
 STEMS = ("sparse_wgmma", "sparse_skinny")
+IN_PIECES = ("sparse_wgmma", "sparse_split")
 SIZE = 384
 UNSTRUCTURED_ZEROS = 0.95
 STACKED = 8
@@ -77,6 +78,21 @@ def calls(n: int) -> Calls:
         "linear, bias and gelu": (lambda: s24.linear(x, a, bias, activation="gelu"), {}),
         "torch tensor": (lambda: tokens @ a.T, torch_call),
         "SparseLinear": (lambda: sparse(tokens), {"torch": lambda: layer(tokens)}),
+    }  # fmt: skip
+
+
+def calls_in_pieces(n: int) -> Calls:
+    """Calls on a float32 matrix whose kernel multiplies bfloat16 pieces."""
+    weight = cp.random.standard_normal((SIZE, SIZE), dtype=np.float32)
+    a = s24.compress(weight, on_excess="prune")
+    x, bias = cp.random.standard_normal((n, SIZE), dtype=np.float32), cp.zeros(SIZE, np.float32)
+    chosen = {"algorithm": "sparse_split"}
+    fused = chosen | {"epilogue": s24.Epilogue(bias=bias, activation="gelu")}
+    return {
+        "float32 in pieces, x @ A.T": (
+            lambda: s24.matmul(x, a.T, **chosen), {"cupy": lambda: x @ weight.T},
+        ),
+        "float32 in pieces, bias and gelu": (lambda: s24.matmul(x, a.T, **fused), {}),
     }  # fmt: skip
 
 
@@ -132,7 +148,7 @@ def other_numbers_of_tokens(bias: bool) -> dict:
     name = f"{LAYERS} SparseLinear{', bias' if bias else ''}, another number of tokens"
     facts = {"ours_kernel": "replayed", "m": SIZE, "k": SIZE, "n": 1000, "dtype": "float16"}
     ours = median.pop("ours")
-    return {"name": name, "ours_us": ours, "rivals": median, **facts}
+    return {"name": name, "ours_us": ours, "rivals": median, "used": STEMS, **facts}
 
 
 def hybrid_calls(n: int) -> Calls:
@@ -164,6 +180,9 @@ def overheads() -> list[dict]:
     for n in (1, 16, 512):
         for name, (ours, rivals) in (calls(n) | moving_calls(n) | hybrid_calls(n)).items():
             rows.append(timed(f"{name}, n = {n}", ours, rivals, n, "float16"))
+        for name, (ours, rivals) in calls_in_pieces(n).items():
+            row = timed(f"{name}, n = {n}", ours, rivals, n, "float32")
+            rows.append(row | {"used": IN_PIECES})
     rows += [other_numbers_of_tokens(bias) for bias in (False, True)]
     with torch.enable_grad():
         for name, (ours, rivals) in steps(512).items():
@@ -174,7 +193,7 @@ def overheads() -> list[dict]:
 def timed(name: str, ours: Call, rivals: dict[str, Call], n: int, dtype: str) -> dict:
     row = {"name": name, "ours_kernel": "replayed", "ours_us": host_us(ours)}
     row["rivals"] = {rival: host_us(call) for rival, call in rivals.items()}
-    return row | {"m": SIZE, "k": SIZE, "n": n, "dtype": dtype}
+    return row | {"m": SIZE, "k": SIZE, "n": n, "dtype": dtype, "used": STEMS}
 
 
 def compiles() -> list[dict]:
@@ -202,7 +221,7 @@ def main() -> None:
     for row in rows:
         rivals = "  ".join(f"{name} {us:.1f}" for name, us in row["rivals"].items())
         print(f"{row['name']:32} {row['ours_us']:10.1f} us  {rivals}")
-    write_suite("overhead", rows, stems=STEMS, out=arguments.out)
+    write_suite("overhead", rows, stems=(*STEMS, *IN_PIECES), out=arguments.out)
 
 
 if __name__ == "__main__":
