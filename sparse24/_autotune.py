@@ -15,8 +15,11 @@ import numpy as np
 
 from sparse24 import _arrays, _planner, _scales, _storage, _tuning_cache
 from sparse24._records import PLAIN, Fused, Operand24, Problem
+from sparse24._views import View
 from sparse24.kernels import epilogue as _epilogue
+from sparse24.kernels import pieces
 from sparse24.kernels.launch import current_stream
+from sparse24.kernels.sparse_split import InPieces
 
 REFERENCE = "sparse_fma"
 ROUNDS = 5
@@ -113,22 +116,39 @@ def measure(
         got.fill(1)  # a stale result must not pass for a computed one
         run(operands[0], b, got, epilogue)
         if agrees(got, wanted, problem.out_dtype):
-            runs[candidate.name] = [as_repeated(run, x, b, got, epilogue) for x in operands]
+            runs[candidate.name] = as_repeated(run, operands, b, got, epilogue)
     return time_all(runs)
 
 
-def as_repeated(run: Any, a: Any, b, out, epilogue: Fused) -> Callable[[], None]:
-    """A call of a candidate as it is made again and again: with a matrix that is settled.
+def as_repeated(
+    run: Any, matrices: Sequence[Any], b, out, epilogue: Fused
+) -> list[Callable[[], None]]:
+    """Calls of a candidate as they are made again and again: with matrices that are settled.
 
-    A launcher's own calls do not know that.
+    A launcher's own calls do not know that, and those of `InPieces` take more of Python than the
+    GPU waits for.
     """
-    if not getattr(run, "reads_early", False):
-        return functools.partial(run, a, b, out, epilogue)
     stream = current_stream()
-    launch = run.bind(dataclasses.replace(a, settled=True), b, out, stream)
+    if isinstance(run, InPieces) and run.is_whole:
+        scratch = _arrays.cupy_module().empty(run.scratch_bytes(b), np.uint8)
+        made = [dataclasses.replace(pieces.of_sparse(a), settled=True) for a in matrices]
+        views = View(b), View(out), stream, scratch.data.ptr
+        bound = [run.bind(a, *views).launches for a in made]
+    elif getattr(run, "reads_early", False):
+        scratch, settled = None, [dataclasses.replace(a, settled=True) for a in matrices]
+        bound = [(run.bind(a, b, out, stream),) for a in settled]
+    else:
+        return [functools.partial(run, a, b, out, epilogue) for a in matrices]
     if epilogue is not PLAIN:
-        launch = launch.with_last(_epilogue.params(epilogue))
-    return functools.partial(launch, stream)
+        last = _epilogue.params(epilogue)
+        bound = [(*others, launch.with_last(last)) for *others, launch in bound]
+    return [functools.partial(_enqueue, launches, stream, scratch) for launches in bound]
+
+
+def _enqueue(launches: Sequence[Any], stream: int, kept: Any) -> None:
+    """Launch one after the other; `kept` is memory that they use, which this keeps alive."""
+    for launch in launches:
+        launch(stream)
 
 
 def _copies(operand: Any, size: int, copy: Callable[[Any], Any]) -> list:

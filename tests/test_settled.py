@@ -12,7 +12,9 @@ import pytest
 import sparse24 as s24
 from sparse24 import _arrays, _autotune, _settled, _streams
 from sparse24._records import MAKING, PLAIN, Compressed24, Fused, Operand24
+from sparse24._views import View
 from sparse24.kernels.launch import Launcher
+from sparse24.kernels.sparse_split import InPieces, InTurn
 
 M, K = 4096, 4096
 
@@ -123,13 +125,44 @@ def test_a_kernel_is_timed_as_it_is_repeated(monkeypatch, early):
     monkeypatch.setattr(_autotune._epilogue, "params", lambda epilogue: epilogue.alpha)
     kernel, double = Reads(early=early), Fused(alpha=2.0)
     for e in (PLAIN, double):
-        for _ in range(2):
-            _autotune.as_repeated(kernel, record(), None, None, e)()
+        for call in _autotune.as_repeated(kernel, [record(), record()], None, None, e):
+            call()
     if early:
         want = [("launch", True, None)] * 2 + [("launch", True, 2.0)] * 2
     else:
         want = [("call", False, PLAIN)] * 2 + [("call", False, double)] * 2
     assert kernel.ran == want
+
+
+class Parts(InPieces):
+    """A product in pieces: each of its two launches tells what it was given."""
+
+    def __init__(self):
+        self._parts, self.ran = [slice(0, 8)], []
+
+    def scratch_bytes(self, b):
+        return 64
+
+    def bind(self, a, b, out, stream, scratch):
+        assert isinstance(b, View)
+        kernel = Reads(early=True)
+        kernel.ran = self.ran
+        split = functools.partial(self.ran.append, ("split", scratch))
+        return InTurn((lambda _: split(), kernel.bind(a, b, out, stream)))
+
+
+def test_a_product_in_pieces_is_timed_by_its_launches(monkeypatch):
+    memory = np.empty(64, np.uint8)
+    scratch = SimpleNamespace(data=SimpleNamespace(ptr=memory.ctypes.data))
+    monkeypatch.setattr(_autotune, "current_stream", lambda: 7)
+    monkeypatch.setattr(_autotune._epilogue, "params", lambda epilogue: epilogue.alpha)
+    monkeypatch.setattr(_autotune.pieces, "of_sparse", lambda a: a)
+    fake = SimpleNamespace(empty=lambda size, dtype: scratch)
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: fake)
+    dense, run = View.of(0, (8, 8), (32, 4), np.float32), Parts()
+    for call in _autotune.as_repeated(run, [record(), record()], dense, dense, Fused(alpha=2.0)):
+        call()
+    assert run.ran == [("split", scratch.data.ptr), ("launch", True, 2.0)] * 2
 
 
 # --- on a GPU -----------------------------------------------------------------------------
