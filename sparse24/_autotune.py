@@ -128,17 +128,18 @@ def as_repeated(
     A launcher's own calls do not know that, and those of `InPieces` take more of Python than the
     GPU waits for.
     """
+    in_pieces = isinstance(run, InPieces) and run.is_whole
+    if not in_pieces and not getattr(run, "reads_early", False):
+        return [functools.partial(run, a, b, out, epilogue) for a in matrices]
     stream = current_stream()
-    if isinstance(run, InPieces) and run.is_whole:
+    if in_pieces:
         scratch = _arrays.cupy_module().empty(run.scratch_bytes(b), np.uint8)
         made = [dataclasses.replace(pieces.of_sparse(a), settled=True) for a in matrices]
         views = View(b), View(out), stream, scratch.data.ptr
         bound = [run.bind(a, *views).launches for a in made]
-    elif getattr(run, "reads_early", False):
+    else:
         scratch, settled = None, [dataclasses.replace(a, settled=True) for a in matrices]
         bound = [(run.bind(a, b, out, stream),) for a in settled]
-    else:
-        return [functools.partial(run, a, b, out, epilogue) for a in matrices]
     if epilogue is not PLAIN:
         last = _epilogue.params(epilogue)
         bound = [(*others, launch.with_last(last)) for *others, launch in bound]
