@@ -89,7 +89,7 @@ def matmul(
     plain operands and in the first product of an `NMArray` or `HybridArray`.  Sums are in float32
     for 16-bit and 8-bit floats, in int32 for int8, and in the operands' type otherwise.  On a GPU a
     float32 product may run as products of bfloat16 pieces, as accurate as FP32; the first one
-    stores the pieces of the sparse operand, three times the bytes of its values, with the array.
+    stores the pieces of the sparse operand, 1.5 times the bytes of its values, with the array.
     Where the dense operand holds inf or NaN that a pruned element would multiply, the result may or
     may not be NaN.  On a GPU a `HybridArray` of 16 bits rounds its product before a second pass;
     for another `dtype` it keeps a float32 copy of itself, and multiplies with that.

@@ -216,6 +216,10 @@ IN_SHORT = (
     ("1 to 32 tokens, bfloat16", "cuBLAS's dense product for 1 to 32 tokens in bfloat16"),
     ("4096 tokens and more, 16 bits", "cuBLAS's dense product for 4096 tokens and more in 16 bits"),
     (
+        "float32, 64 columns and more",
+        "cuBLAS's dense product for 64 columns and more in float32, with smaller errors",
+    ),
+    (
         "mixture of experts, 8 and 64 tokens, bfloat16",
         "the best of torch and cuBLAS for a mixture of experts with 8 or 64 tokens",
     ),
