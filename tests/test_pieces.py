@@ -156,6 +156,19 @@ def test_two_streams_and_a_captured_graph(rng):
 
 @gpu
 @on_gpu
+def test_parts_of_a_stack_whose_pieces_take_the_same_memory(rng):
+    import cupy
+
+    w, x = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((4, 128, 256), (256, 40)))
+    a = s24.compress(w, on_excess="prune").to_device("cuda")
+    b, want = cupy.asarray(x), reference.matmul(to_numpy(a.toarray()), x)
+    for part in (np.s_[::2], np.s_[:2]) * 3:
+        got = split_product("sparse_split", a[part], b).get()
+        np.testing.assert_array_equal(got, want[part])
+
+
+@gpu
+@on_gpu
 def test_the_pieces_of_an_array_live_and_die_with_it(rng):
     import cupy
 
