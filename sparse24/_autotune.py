@@ -108,7 +108,7 @@ def measure(
     wanted, got = _another(out), _another(out)
     refer(record, b, wanted, epilogue)
     runs: dict[str, Sequence[Callable[[], None]]] = {}
-    sparse_copies = _copies(record, record.values.nbytes, _storage.copy)
+    sparse_copies, room = _copies(record, record.values.nbytes, _storage.copy), _shared_room()
     for candidate, run in zip(near, launches):
         operands = sparse_copies
         if candidate.kernel == _planner.DENSE_KERNEL:  # there is one at the most
@@ -116,38 +116,43 @@ def measure(
         got.fill(1)  # a stale result must not pass for a computed one
         run(operands[0], b, got, epilogue)
         if agrees(got, wanted, problem.out_dtype):
-            runs[candidate.name] = as_repeated(run, operands, b, got, epilogue)
+            runs[candidate.name] = as_repeated(run, operands, b, got, epilogue, room)
     return time_all(runs)
 
 
+def _shared_room() -> Callable[[int], Any]:
+    """Gives scratch memory of so many bytes, all candidates the same: they run one by one."""
+    return functools.cache(lambda size: _arrays.cupy_module().empty(size, np.uint8))
+
+
 def as_repeated(
-    run: Any, matrices: Sequence[Any], b, out, epilogue: Fused
+    run: Any, matrices: Sequence[Any], b, out, epilogue: Fused, room: Callable[[int], Any]
 ) -> list[Callable[[], None]]:
     """Calls of a candidate as they are made again and again: with matrices that are settled.
 
     A launcher's own calls do not know that, and those of `InPieces` take more of Python than the
-    GPU waits for.
+    GPU waits for.  `room` gives the scratch memory of these, on the stream on which they run.
     """
     in_pieces = isinstance(run, InPieces) and run.is_whole
     if not in_pieces and not getattr(run, "reads_early", False):
         return [functools.partial(run, a, b, out, epilogue) for a in matrices]
     stream = current_stream()
     if in_pieces:
-        scratch = _arrays.cupy_module().empty(run.scratch_bytes(b), np.uint8)
+        scratch = room(run.scratch_bytes(b))
         made = [dataclasses.replace(pieces.of_sparse(a), settled=True) for a in matrices]
         views = View(b), View(out), stream, scratch.data.ptr
         bound = [run.bind(a, *views).launches for a in made]
     else:
-        scratch, settled = None, [dataclasses.replace(a, settled=True) for a in matrices]
-        bound = [(run.bind(a, b, out, stream),) for a in settled]
+        scratch, made = None, [dataclasses.replace(a, settled=True) for a in matrices]
+        bound = [(run.bind(a, b, out, stream),) for a in made]
     if epilogue is not PLAIN:
         last = _epilogue.params(epilogue)
         bound = [(*others, launch.with_last(last)) for *others, launch in bound]
-    return [functools.partial(_enqueue, launches, stream, scratch) for launches in bound]
+    return [functools.partial(_enqueue, launches, stream, (made, scratch)) for launches in bound]
 
 
 def _enqueue(launches: Sequence[Any], stream: int, kept: Any) -> None:
-    """Launch one after the other; `kept` is memory that they use, which this keeps alive."""
+    """Launch one after the other; `kept` has memory that they use, which this keeps alive."""
     for launch in launches:
         launch(stream)
 

@@ -323,8 +323,13 @@ def is_current_device(x: Any) -> bool:
     return _arrays.cupy_module().cuda.runtime.getDevice() == x.device.index
 
 
-def _allocate(device, size: int):
+def torch_memory(device, size: int):
+    """So many bytes of torch's pool, in the order of its stream for a device, as a tensor."""
     import torch
 
-    owner = torch.empty(size, dtype=torch.uint8, device=device)
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _allocate(device, size: int):
+    owner = torch_memory(device, size)
     return _arrays.cupy_module().cuda.MemoryPointer(_torch_memory()(owner), 0)

@@ -79,22 +79,22 @@ class Ready:
         return result
 
     def _enqueue(self, given: tuple[int, ...], stream: int, last: Last | None) -> None:
-        """Launch on a stream; where no graph can hold that, it is CuPy's current one."""
+        """Launch on CuPy's current stream."""
         self.layout.enqueue(given, stream, last)
 
     def _enqueue_for_torch(
         self, given: tuple[int, ...], stream: int, last: Last | None, x: Any
     ) -> None:
-        """Launch on torch's stream; as nothing is allocated, less than `stream_of` is set up."""
+        """Launch on torch's stream; as CuPy allocates nothing, less than `stream_of` is set up."""
         here = _is_on_current_device(x)
         if here and self.captured:
             self.layout.enqueue(given, stream, last)
         elif here and _foreign.is_current_device(x):
-            with _arrays.cupy_stream(stream):  # cuBLAS and memory pools ask CuPy for the stream
-                self._enqueue(given, stream, last)
+            with _arrays.cupy_stream(stream):  # cuBLAS asks CuPy for the stream
+                self.layout.enqueue(given, stream, last)
         else:
             with _foreign.stream_of(x):
-                self._enqueue(given, stream, last)
+                self.layout.enqueue(given, stream, last)
 
 
 def bound(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _foreign
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import Last, MovedLayout
 from sparse24._ready import ReadyProduct, out_on_values
@@ -16,7 +16,8 @@ class ReadyInPieces(ReadyProduct):
     """A `ReadyProduct` whose launcher is a `kernels.sparse_split.InPieces`.
 
     One launch makes the pieces of b in scratch memory, which is allocated for each call, and the
-    next one reads them there.
+    next one reads them there.  For tensors it is torch's memory: a pool of CuPy's beside torch's
+    would find no room on a GPU that torch has filled, also where torch's has some.
 
     Parameters
     ----------
@@ -38,3 +39,9 @@ class ReadyInPieces(ReadyProduct):
     def _enqueue(self, given: tuple[int, ...], stream: int, last: Last | None) -> None:
         scratch = _arrays.cupy_module().cuda.alloc(self._scratch)  # freed in the stream's order
         super()._enqueue((*given, scratch.ptr), stream, last)
+
+    def _enqueue_for_torch(
+        self, given: tuple[int, ...], stream: int, last: Last | None, x: Any
+    ) -> None:
+        scratch = _foreign.torch_memory(x.device, self._scratch)  # freed so, too
+        super()._enqueue_for_torch((*given, scratch.data_ptr()), stream, last, x)

@@ -85,8 +85,14 @@ def _copied(record: Compressed24, values: Any, metadata: Any, *, k: int | None =
 
 
 def of_batch(record: Compressed24, key: tuple) -> Compressed24:
-    """Matrices of a batch, by a key of NumPy for its batch axes."""
+    """Matrices of a batch, by a key of NumPy for its batch axes.
+
+    Packed codes follow one another: a `Launcher` knows them by their address, and would take those
+    of ``A[::2]`` for those of ``A[:2]`` where values, or pieces of them, do not tell these apart.
+    """
     metadata, packed = (None if x is None else x[key] for x in (record.metadata, record.packed))
+    if packed is not None:
+        packed = _arrays.namespace(packed).ascontiguousarray(packed)
     values = picked(record.values, key)
     shape = (*values.shape[:-2], *record.shape[-2:])
     return Compressed24(values, metadata, packed, shape, record.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _gradients
+from sparse24 import _arrays, _check, _foreign, _gradients, _overlap
 from sparse24._dtypes import DType
 from sparse24._errors import (
     ArgumentError,
@@ -65,7 +65,10 @@ def arrays(record: Compressed24) -> tuple[Any, ...]:
 def _derived(record: Compressed24) -> tuple[Any, ...]:
     from sparse24.kernels import pieces
 
-    return record.derived.get(MASKS), *pieces.kept(record)
+    made, codes = pieces.kept(record), record.packed
+    if codes is not None:  # which those of a stack view, with other batch axes
+        made = tuple(x for x in made if not _overlap.shares_memory(x, codes))
+    return record.derived.get(MASKS), *made
 
 
 def decompress(record: Compressed24, out=None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from split_cases import prepared, split_product
 
 import sparse24 as s24
-from sparse24 import _batch_axes
+from sparse24 import _batch_axes, _storage
 from sparse24._arrays import to_numpy
+from sparse24._records import Compressed24, Operand24
 from sparse24.kernels import pieces, reference
 
 gpu = pytest.mark.gpu
@@ -66,6 +68,24 @@ def test_batch_axes_that_are_only_viewed_share_what_is_derived():
         flat = _batch_axes.operand(operand, batch).rows
         assert flat.shape == shape
         assert (flat.derived is operand.rows.derived) == (batch == (2, 3))
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])
+def test_codes_that_pieces_share_with_an_array_are_counted_once(batch):
+    m, k = 8, 256
+    a = s24.compress(np.zeros((*batch, m, k), np.float32))._operand.rows
+    packed = reference.pack_metadata(a.metadata, k, a.dtype.itemsize)
+    record = Compressed24(a.values, None, packed, a.shape, a.dtype)
+    operand = Operand24(record, None, None, a.shape, a.dtype)
+    flat = _batch_axes.operand(operand, batch).rows if batch else record
+    codes = {pieces.PIECES: flat.packed, pieces.SECTIONS: np.zeros(7, np.uint8)}
+    for sections in codes:
+        values = np.zeros((*flat.shape[:-1], sections * k // 2), np.uint16)
+        made = Compressed24(values, None, codes[sections], flat.shape, flat.dtype)
+        flat.derived[pieces._key(sections)] = SimpleNamespace(record=made)
+    of_pieces = 2 * (pieces.PIECES + pieces.SECTIONS) * a.values.size
+    counted = sum(x.nbytes for x in _storage.arrays(record) if x is not None)
+    assert counted == a.values.nbytes + packed.nbytes + of_pieces + 7
 
 
 def test_sections_hold_whole_atoms_of_metadata():
@@ -132,6 +152,19 @@ def test_two_streams_and_a_captured_graph(rng):
         stream.synchronize()
         np.testing.assert_array_equal(outs[0].get(), want)
         assert all((other == 9).all() for other in others)
+
+
+@gpu
+@on_gpu
+def test_parts_of_a_stack_whose_pieces_take_the_same_memory(rng):
+    import cupy
+
+    w, x = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((4, 128, 256), (256, 40)))
+    a = s24.compress(w, on_excess="prune").to_device("cuda")
+    b, want = cupy.asarray(x), reference.matmul(to_numpy(a.toarray()), x)
+    for part in (np.s_[::2], np.s_[:2]) * 3:
+        got = split_product("sparse_split", a[part], b).get()
+        np.testing.assert_array_equal(got, want[part])
 
 
 @gpu

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from sparse24 import _arrays, _foreign, _moved_layout, _ready, _streams
+from sparse24._dispatch import Launched
 from sparse24._ready import Ready, ReadyInTurn
+from sparse24._ready_pieces import ReadyInPieces
+from sparse24._records import PLAIN, Compressed24
 from sparse24._views import View
 from sparse24.kernels import block_sums
 
@@ -88,6 +91,53 @@ def test_only_what_a_launch_asks_for_is_entered(machine, captured, torch, cupy, 
     assert machine.launches == [(7, *inside)] * 2
     assert machine.bound == [(64, 1 << 20, 7)]
     assert not machine.inside
+
+
+def in_pieces(machine) -> ReadyInPieces:
+    """A product whose two launches tell where it was given the pieces of b."""
+
+    def bind(a, b, out, stream, scratch):
+        def launch(stream):
+            machine.launches.append((scratch, stream, *machine.inside))
+
+        return block_sums.InTurn((launch, launch))
+
+    values, packed, b, out = (device_array(np.zeros((4, 4), np.float32)) for _ in range(4))
+    record = Compressed24(values, None, packed, (4, 8), None)
+    launcher = SimpleNamespace(bind=bind, scratch_bytes=lambda b: 640)
+    launched = Launched(launcher, record, b, out, PLAIN)
+    return ReadyInPieces(launched, record, lambda: Tensor(1 << 20))
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_pieces_of_a_tensor_are_in_memory_of_torch(machine, monkeypatch, device):
+    asked = []
+
+    def torch_memory(device, size):
+        asked.append((device.index, size))
+        return Tensor(4096 * len(asked))
+
+    monkeypatch.setattr(_foreign, "torch_memory", torch_memory)
+    plan = in_pieces(machine)
+    for _ in range(2):
+        assert plan(Tensor(64, device), None).data_ptr() == 1 << 20
+    where = "all of torch's" if device else "stream 7"
+    assert machine.launches == [(at, 7, where) for at in (4096, 4096, 8192, 8192)]
+    assert asked == [(device, 640)] * 2
+    assert not plan.captured
+
+
+def test_pieces_of_an_array_are_in_memory_of_cupy(machine, monkeypatch):
+    pool = iter((512, 1024))
+    cuda = SimpleNamespace(alloc=lambda size: SimpleNamespace(ptr=next(pool) + size))
+    monkeypatch.setattr(_arrays, "is_cupy", lambda x: True)
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(_ready, "current_stream", lambda: 9)
+    x, out = (View.of(at << 40, (4, 4), (16, 4), np.float32) for at in (1, 2))
+    plan = in_pieces(machine)
+    for _ in range(2):
+        assert plan(x, out) is out
+    assert machine.launches == [(at, 9) for at in (1152, 1152, 1664, 1664)]
 
 
 def test_a_vector_of_the_call_is_part_of_where_it_reads(machine):

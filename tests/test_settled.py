@@ -125,7 +125,7 @@ def test_a_kernel_is_timed_as_it_is_repeated(monkeypatch, early):
     monkeypatch.setattr(_autotune._epilogue, "params", lambda epilogue: epilogue.alpha)
     kernel, double = Reads(early=early), Fused(alpha=2.0)
     for e in (PLAIN, double):
-        for call in _autotune.as_repeated(kernel, [record(), record()], None, None, e):
+        for call in _autotune.as_repeated(kernel, [record(), record()], None, None, e, None):
             call()
     if early:
         want = [("launch", True, None)] * 2 + [("launch", True, 2.0)] * 2
@@ -151,18 +151,25 @@ class Parts(InPieces):
         return InTurn((lambda _: split(), kernel.bind(a, b, out, stream)))
 
 
-def test_a_product_in_pieces_is_timed_by_its_launches(monkeypatch):
-    memory = np.empty(64, np.uint8)
-    scratch = SimpleNamespace(data=SimpleNamespace(ptr=memory.ctypes.data))
+def test_products_in_pieces_are_timed_by_their_launches_in_the_same_memory(monkeypatch):
+    made: list[SimpleNamespace] = []
+
+    def empty(size, dtype):
+        made.append(SimpleNamespace(data=SimpleNamespace(ptr=4096 + len(made))))
+        return made[-1]
+
     monkeypatch.setattr(_autotune, "current_stream", lambda: 7)
     monkeypatch.setattr(_autotune._epilogue, "params", lambda epilogue: epilogue.alpha)
     monkeypatch.setattr(_autotune.pieces, "of_sparse", lambda a: a)
-    fake = SimpleNamespace(empty=lambda size, dtype: scratch)
-    monkeypatch.setattr(_arrays, "cupy_module", lambda: fake)
-    dense, run = View.of(0, (8, 8), (32, 4), np.float32), Parts()
-    for call in _autotune.as_repeated(run, [record(), record()], dense, dense, Fused(alpha=2.0)):
-        call()
-    assert run.ran == [("split", scratch.data.ptr), ("launch", True, 2.0)] * 2
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: SimpleNamespace(empty=empty))
+    dense, epilogue = View.of(0, (8, 8), (32, 4), np.float32), Fused(alpha=2.0)
+    room = _autotune._shared_room()
+    for run in (Parts(), Parts()):  # two candidates
+        operands = [record(), record()], dense, dense
+        for call in _autotune.as_repeated(run, *operands, epilogue, room):
+            call()
+        assert run.ran == [("split", 4096), ("launch", True, 2.0)] * 2
+    assert len(made) == 1
 
 
 # --- on a GPU -----------------------------------------------------------------------------

@@ -173,6 +173,19 @@ def test_rows_of_packed_codes(rng, start, stop):
     np.testing.assert_array_equal(_storage.decompress(part), a.toarray()[start:stop])
 
 
+@pytest.mark.parametrize(
+    "key", [1, np.s_[1:3], np.s_[::2], np.s_[::-1], np.s_[:, 1], np.s_[1::2, :2], [2, 0], np.s_[:0]]
+)
+def test_packed_codes_of_a_batch_follow_one_another(key):
+    """Launches are remembered by their address, which says no more of where they lie."""
+    a = s24.random((4, 3, 70, 136), rng=0)
+    record = a._operand.stored
+    packed = Compressed24(record.values, None, a.packed, record.shape, record.dtype)
+    part = _record_parts.of_batch(packed, key if isinstance(key, tuple) else (key,))
+    np.testing.assert_array_equal(_storage.decompress(part), a.toarray()[key])
+    assert part.packed.flags.c_contiguous
+
+
 def test_what_parts_keep():
     eye = np.eye(8, dtype=np.float32)
     one = s24.compress(eye, transposable=True, keep_dense=True)
