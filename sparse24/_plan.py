@@ -155,8 +155,9 @@ def plan(
 
     Notes
     -----
-    Multiplies zeros once, so that nothing is compiled or laid out later; this takes up to two
-    seconds for a kernel that no process has compiled before.  Does not wait for the device.
+    Multiplies zeros once, so that nothing is compiled later, nor laid out, except for float32 in
+    bfloat16 pieces: once these are made.  This takes up to two seconds for a kernel that no process
+    has compiled before.  Does not wait for the device.
 
     Examples
     --------

@@ -99,9 +99,14 @@ def of_batch(record: Compressed24, key: tuple) -> Compressed24:
 
 
 def picked(values: Any, key: tuple) -> Any:
-    """Stored elements by a key for leading axes: views, or copies in rows as kernels read them."""
+    """Stored elements by a key for leading axes: views, or copies in rows as kernels read them.
+
+    Kernels of a GPU do not step backwards through a batch, so there a reversed one is copied, too.
+    """
     is_view = all(isinstance(entry, slice) or _check.is_index(entry) for entry in key)
-    return values[key] if is_view else _storage.in_rows(values[key])
+    part = values[key]
+    backwards = _arrays.is_cupy(part) and min(part.strides) < 0
+    return part if is_view and not backwards else _storage.in_rows(part)
 
 
 def columns_of(codes: Any, stored: int, dtype: Any = np.int64) -> Any:

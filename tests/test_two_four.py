@@ -186,6 +186,18 @@ def test_packed_codes_of_a_batch_follow_one_another(key):
     assert part.packed.flags.c_contiguous
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("key", [np.s_[::-1], np.s_[::-2], np.s_[2:0:-1], np.s_[::2]])
+def test_parts_of_a_batch_are_multiplied_on_a_gpu(rng, dtype, key):
+    import cupy
+
+    w = rng.integers(-3, 4, (5, 128, 256)).astype(dtype)
+    a = s24.compress(cupy.asarray(w), on_excess="prune")
+    b = cupy.asarray(rng.integers(-2, 3, (256, 40)).astype(dtype))
+    np.testing.assert_array_equal((a[key] @ b).get(), (a.toarray() @ b)[key].get())
+
+
 def test_what_parts_keep():
     eye = np.eye(8, dtype=np.float32)
     one = s24.compress(eye, transposable=True, keep_dense=True)
