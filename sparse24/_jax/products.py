@@ -18,6 +18,7 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._jax import splits
 from sparse24._jax.arrays import at, back, home, of_bits, view
 from sparse24._jax.calls import Work, is_traced, traced
+from sparse24._other_formats import in_place_of
 from sparse24._promotion import promote
 from sparse24.formats.base import SparseArray
 
@@ -187,8 +188,8 @@ def matmul(a, b, *, dtype=None):
 
 
 def _not_one_sparse(a: Any, b: Any) -> ArgumentError:
-    got = f"got {_check.shown(a)} and {_check.shown(b)}"
-    if is_traced(a, b):  # as which jax.jit passes whatever has a shape and a type
+    got, instead = f"got {_check.shown(a)} and {_check.shown(b)}", in_place_of(a, b)
+    if is_traced(a, b) and not instead:  # as which jax.jit passes whatever has a shape and a type
         return ArgumentError(
             f"one operand must be a sparse array, {got}; a sparse array that is an argument of a "
             "transformed function arrives there as a tracer: let the function close over it, or "
@@ -196,7 +197,7 @@ def _not_one_sparse(a: Any, b: Any) -> ArgumentError:
         )
     return ArgumentError(
         f"one operand must be a sparse array, as a Sparse24Array is, the other one of JAX, {got}; "
-        "use jax.numpy.matmul or sparse24.matmul"
+        f"use jax.numpy.matmul or sparse24.matmul{instead}"
     )
 
 
