@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -165,9 +166,10 @@ def _eligible(file: _raw_files.ArrayFile, selection: Selection) -> list[str]:
 def _why_none(file: _raw_files.ArrayFile, selection: Selection) -> str:
     if not file.specs:
         return "the file is empty"
-    first = min(file.specs, key=lambda name: len(file.specs[name][0]) != 2)  # a matrix, if any
-    why = selection.refuses(first, *file.specs[first])
-    return f"for example {first!r} of shape {file.specs[first][0]}: {why}"
+    shapes = {name: shape for name, (shape, _) in file.specs.items()}
+    likely = max(shapes, key=lambda name: (len(shapes[name]) == 2, math.prod(shapes[name])))
+    why = selection.refuses(likely, *file.specs[likely])
+    return f"for example {likely!r} of shape {shapes[likely]}: {why}"
 
 
 def progress_bar(work: Iterable[Any] | None, total: int, *, shown: bool = True):

@@ -46,6 +46,13 @@ def multiply(a, b, out, call: Call):
         return b._multiply_from_left(a, out, call)
 
 
+def in_place_of(*operands) -> str:
+    """What a refusal adds where a product with derivatives was given a `Windows24`, or nothing."""
+    if not any(isinstance(x, Windows24) for x in operands):
+        return ""
+    return "; in place of a Windows24 pass the array whose windows() made it, to have derivatives"
+
+
 def in_tf32(precision: str, a, b, out, call: Call):
     """The product of an n:m array in TF32; other formats multiply in full precision only."""
     _check.one_of(precision, ("full", "tf32"), argument="precision")

@@ -34,6 +34,7 @@ from sparse24._errors import ArgumentError, DTypeError
 from sparse24._jax import splits
 from sparse24._jax.axes import vary, varying
 from sparse24._jax.calls import is_traced
+from sparse24._jax.check import check_array
 from sparse24._jax.linear import linear as _linear
 from sparse24._jax.products import call, matmul
 from sparse24._prune import mask as choose_mask
@@ -130,7 +131,7 @@ def _check_arrays(x: Any, weight: Any, bias: Any, mask: Any) -> None:
     """Refuse by shapes and types, which compiled code knows while it is traced."""
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
         if given is not None or name in ("x", "weight"):
-            _check.is_array(given, argument=name)
+            check_array(given, argument=name)
     _check.layer_shapes(x.shape, weight.shape)
     for name, given in (("x", x), ("weight", weight)):
         _dtypes.lookup(given.dtype, argument=f"{name}.dtype")
@@ -170,7 +171,7 @@ def mask(x, *, transposable: bool = False):
     >>> mask(jnp.array([[1.0, 2, 3, 4]]))
     Array([[False, False,  True,  True]], dtype=bool)
     """
-    _check.is_array(x, argument="x")
+    check_array(x, argument="x")
     _check.one_of(transposable, (True, False), argument="transposable")
     _dtypes.lookup(x.dtype, argument="x.dtype")
     at_least = _check.at_least_2d if transposable else _check.at_least_1d

@@ -282,7 +282,7 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     from matplotlib import colors
 
     if what == "density":
-        image = ax.imshow(hybrid_summary.tile_density(h), vmin=0, vmax=1, cmap="viridis")
+        image = ax.imshow(hybrid_summary.tile_fill(h), vmin=0, vmax=1, cmap="viridis")
         ax.figure.colorbar(image, ax=ax)
     else:
         shades = ["white", "tab:gray", "tab:orange", "tab:blue", "tab:cyan"]

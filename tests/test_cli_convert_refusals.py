@@ -42,6 +42,13 @@ def test_a_truncated_checkpoint_is_an_error(checkpoint, tmp_path, capsys):
     assert not (tmp_path / "o.npz").exists()
 
 
+def test_why_nothing_is_eligible_is_said_of_the_largest_matrix(tmp_path, capsys):
+    sizes = {"a": (8, 8), "b": (64, 96), "c": (64, 64), "d": (1 << 14,)}
+    np.savez(tmp_path / "a.npz", **{name: np.ones(size) for name, size in sizes.items()})
+    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", "--include", "x", code=1)
+    assert "'b' of shape (64, 96): not included" in error
+
+
 def test_nothing_eligible_says_why(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32))
     error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", code=1)

@@ -374,6 +374,22 @@ def test_tile_map(rng, what):
         plot.tile_map(np.eye(4))
 
 
+@pytest.mark.parametrize("shape", [(100, 150), (128, 64), (3, 70), (0, 8), (8, 0)])
+def test_tile_map_shows_full_tiles_at_the_edges_as_full(shape):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    from sparse24 import plot
+
+    w = np.ones(shape, np.float32)
+    w[:2, :2] = 0
+    shown = np.asarray(plot.tile_map(hybrid(w), what="density").images[0].get_array())
+    wanted = [
+        [w[i : i + 64, j : j + 64].mean() for j in range(0, max(shape[1], 1), 64)]
+        for i in range(0, shape[0], 64)
+    ]
+    assert shown.size == 0 or np.allclose(shown, wanted)
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8])
 def test_refused_types_are_not_told_to_become_fp8(dtype):
     w = np.eye(8)

@@ -190,10 +190,30 @@ def test_jax_names_what_is_no_array(jax):
         (lambda: sj.linear(x, weight, mask=[[True] * 4] * 2), "mask"),
         (lambda: sj.mask([[1.0, 2.0]]), "x"),
     ):
-        with pytest.raises(DTypeError, match=f"^{name} must be an array, got list"):
+        with pytest.raises(DTypeError, match=f"^{name} must be an array of JAX or NumPy, got list"):
             call()
     with pytest.raises(ArgumentError, match="step must be a whole number from 0 on, got None"):
         sj.linear(x, weight, step=None)
+
+
+def test_jax_says_what_to_do_with_arrays_that_it_does_not_take(jax):
+    from sparse24 import jax as sj
+
+    x, weight, A = jax.numpy.ones((3, 4)), jax.numpy.ones((2, 4)), s24.random((2, 4), rng=0)
+    for call in (lambda: sj.linear(x, A), lambda: jax.jit(lambda x: sj.linear(x, A))(x)):
+        with pytest.raises(DTypeError, match=r"got Sparse24Array; sparse24\.jax\.matmul mult"):
+            call()
+    torch = pytest.importorskip("torch")
+    for call, name in (
+        (lambda: sj.linear(x, torch.ones(2, 4)), "weight"),
+        (lambda: sj.linear(x, weight, torch.ones(2)), "bias"),
+        (lambda: sj.linear(x, weight, mask=torch.ones(2, 4) > 1), "mask"),
+        (lambda: sj.mask(torch.ones(2, 4)), "x"),
+        (lambda: sj.matmul(torch.ones(2, 4), A.T), "a"),
+        (lambda: sj.matmul(A, torch.ones(4, 2)), "b"),
+    ):
+        with pytest.raises(DTypeError, match=f"^{name} must be .* got Tensor; .*from_dlpack"):
+            call()
 
 
 def test_jax_itself_decides_on_float64(jax):

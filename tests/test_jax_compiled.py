@@ -234,6 +234,10 @@ def test_operands_and_derivatives_that_do_not_fit_are_refused(rng):
     for a, b in ((A, A), (x, x)):
         with pytest.raises(s24.ArgumentError, match="one operand must be a sparse array, as a"):
             sj.matmul(a, b)
+    windows = s24.compress(np.eye(16), pattern=(6, 8)).windows()
+    for through in (jax.jit, lambda f: f):
+        with pytest.raises(s24.ArgumentError, match="in place of a Windows24 pass the array whose"):
+            through(lambda x: sj.matmul(windows, x))(x)
     with pytest.raises(
         s24.ArgumentError, match=r"arrives there as a tracer.*close.*static_argnums"
     ):

@@ -1,4 +1,4 @@
-"""Sampled gradients where `torch.utils.checkpoint` computes a pass anew."""
+"""Which sample a pass draws, also where `torch.utils.checkpoint` computes it anew."""
 
 from __future__ import annotations
 
@@ -37,6 +37,25 @@ def test_a_recomputed_pass_draws_a_sample_of_its_own(reentrant, used, count):
         y.backward(dy)
         assert torch.equal(layer.weight.grad, drawn(layer, x, dy, clock))
     assert layer.state_dict()["clock"] == count
+
+
+def test_a_layer_that_learns_after_eval_draws_new_samples():
+    """One sample for all steps would be a bias that no number of steps averages out."""
+    layer = st.SparseLinear(32, 16, **RULES).eval()
+    x, dy = torch.randn(12, 32), torch.randn(12, 16)
+    for clock in range(3):
+        layer.zero_grad()
+        layer(x).backward(dy)
+        assert torch.equal(layer.weight.grad, drawn(layer, x, dy, clock))
+    assert layer.clock == 3
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_exported_code_draws_none(trains):
+    layer, x = st.SparseLinear(32, 16, **RULES).train(trains), torch.randn(12, 32)
+    exported = torch.export.export(layer, (x,)).module()
+    torch.testing.assert_close(exported(x), layer(x), **CLOSE)
+    assert layer.clock == 1  # that of its own pass
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -104,6 +104,9 @@ def test_what_is_refused(rng):
             ArgumentError, match=r"one operand must be a sparse array, .*torch\.mat"
         ):
             s24.torch.matmul(a, b)
+    windows = s24.compress(np.eye(8), pattern=(6, 8)).windows()
+    with pytest.raises(ArgumentError, match=r"in place of a Windows24 pass .* whose windows\(\)"):
+        s24.torch.matmul(windows, torch.ones(8, 1))
     with pytest.raises(ShapeError, match="k = 5, got "):
         s24.torch.matmul(h, x.T)
     with pytest.raises(ShapeError, match="b must have at least one axis"):

@@ -8,6 +8,7 @@ from sparse24 import _arrays
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid.choice import explain
 from sparse24.kernels import hybrid_kinds
+from sparse24.kernels.hybrid_tiles import TILE
 
 
 def summary(h, n: int) -> str:
@@ -49,7 +50,11 @@ def _of_tiles(h, n: int) -> list[str]:
 
 
 def tile_density(h) -> np.ndarray:
-    """Share of non-zeros of every tile, shape (tiles down, tiles across); copies to the host."""
+    """Share of non-zeros in the places of every tile, shape (tiles down, tiles across).
+
+    Kernels multiply all places of a tile, also those past the edges of the matrix.  Copies to the
+    host.
+    """
     tiles = h.tiles
     xp, held = _arrays.namespace(tiles.values), tiles.values.view(tiles.dtype.storage) != 0
     count = np.min_scalar_type(held.size)
@@ -57,3 +62,10 @@ def tile_density(h) -> np.ndarray:
     stored = counted[tiles.starts[1:]] - counted[tiles.starts[:-1]]
     stored = _arrays.to_numpy(stored + xp.diff(tiles.overflow_starts))
     return (stored / hybrid_cost.ELEMENTS).reshape(tiles.grid)
+
+
+def tile_fill(h) -> np.ndarray:
+    """As `tile_density`, but a share of the elements that a tile has: fewer at the edges."""
+    sizes = zip(h.tiles.grid, h.shape, strict=True)
+    sides = (np.diff(np.minimum(np.arange(n + 1) * TILE, size)) for n, size in sizes)
+    return tile_density(h) * hybrid_cost.ELEMENTS / np.outer(*sides)

@@ -14,10 +14,11 @@ import numpy as np
 
 from sparse24 import _check, _devices, _dtypes, _foreign, _product, _target
 from sparse24 import _matmul as ours
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import DTypeError, ShapeError
 from sparse24._jax import splits
 from sparse24._jax.arrays import at, back, home, of_bits, view
 from sparse24._jax.calls import Work, is_traced, traced
+from sparse24._jax.check import check_array, not_one_sparse
 from sparse24._promotion import promote
 from sparse24.formats.base import SparseArray
 
@@ -173,10 +174,10 @@ def matmul(a, b, *, dtype=None):
     """
     turned = isinstance(b, SparseArray)
     if turned == isinstance(a, SparseArray):
-        raise _not_one_sparse(a, b)
+        raise not_one_sparse(a, b)
     sparse, x = (b, a) if turned else (a, b)
     argument = "a" if turned else "b"
-    _check.is_array(x, argument=argument)
+    check_array(x, argument=argument)
     _check.at_least_1d(x.shape, argument=argument)
     factor, mesh = _Factor(sparse, turned, dtype), splits.mesh_of(x)
     product = functools.partial(_multiplied, factor=factor)
@@ -184,20 +185,6 @@ def matmul(a, b, *, dtype=None):
         return product(x)
     factor.check(x)
     return splits.times_array(product, mesh, x, sparse.shape, turned)
-
-
-def _not_one_sparse(a: Any, b: Any) -> ArgumentError:
-    got = f"got {_check.shown(a)} and {_check.shown(b)}"
-    if is_traced(a, b):  # as which jax.jit passes whatever has a shape and a type
-        return ArgumentError(
-            f"one operand must be a sparse array, {got}; a sparse array that is an argument of a "
-            "transformed function arrives there as a tracer: let the function close over it, or "
-            "name it in static_argnums of jax.jit; for two arrays of JAX use jax.numpy.matmul"
-        )
-    return ArgumentError(
-        f"one operand must be a sparse array, as a Sparse24Array is, the other one of JAX, {got}; "
-        "use jax.numpy.matmul or sparse24.matmul"
-    )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ def is_compiled() -> bool:
     return torch.compiler.is_compiling() and not getattr(torch.compiler, "_is_exporting_flag", True)
 
 
+def is_exported() -> bool:
+    """Whether code is traced to be exported, without what backward would need."""
+    return torch.compiler.is_compiling() and getattr(torch.compiler, "_is_exporting_flag", False)
+
+
 def by_packing(x: Tensor, origin: Origin, dtype: torch.dtype | None) -> Tensor:
     """``x @ prune(weight).T + bias`` for x (t, k), by operators that pack the weight anew."""
     return _product(origin.pack(dtype), x, origin, dtype)

@@ -14,7 +14,7 @@ from sparse24._torch import ops
 from sparse24._torch import samples as torch_samples
 from sparse24._torch import state as torch_state
 from sparse24._torch.check import check_linear, check_tensor, check_whole, whole
-from sparse24._torch.compiled import by_packing, is_compiled, layer_product
+from sparse24._torch.compiled import by_packing, is_compiled, is_exported, layer_product
 from sparse24._torch.encoders import watch_encoders
 from sparse24._torch.kept import forget, found_or_packed, will_change
 from sparse24._torch.linear import (
@@ -232,8 +232,9 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
             return unpruned(x, self.weight, self.bias)
         if self._way == "weight" and not learns:
             return self._inference(x)
-        samples = self.training and self.rule.samples and self._way == "weight"
-        clock = torch_samples.tick(self._clock) if samples else None  # backward may run late
+        samples = self.rule.samples and self._way == "weight"  # after eval(), too: it may learn
+        # Before backward, which may run late, and which exported code does not have.
+        clock = torch_samples.tick(self._clock) if samples and not is_exported() else None
         return linear(
             x, self._origin().latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,

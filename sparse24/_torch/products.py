@@ -10,6 +10,7 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24 import _matmul as ours
 from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._other_formats import in_place_of
 from sparse24._torch.transforms import differentiable
 from sparse24.formats.base import SparseArray
 
@@ -70,6 +71,7 @@ def matmul(a: SparseArray | Tensor, b: SparseArray | Tensor, *, dtype: Any = Non
         raise ArgumentError(
             "one operand must be a sparse array, as a Sparse24Array is, the other one a Tensor, "
             f"got {_check.shown(a)} and {_check.shown(b)}; use torch.matmul or sparse24.matmul"
+            f"{in_place_of(a, b)}"
         )
     _check.at_least_1d(x.shape, argument="a" if from_left else "b")
     y = differentiable(_Product, x, array, from_left, dtype)
