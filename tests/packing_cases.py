@@ -66,7 +66,7 @@ def place(x: np.ndarray, layout: str = "rows", dtype=None):
     return out
 
 
-def same(got, want: np.ndarray) -> None:
+def assert_same_bits(got, want: np.ndarray) -> None:
     """Equal in shape and in every bit; `got` may carry fp8 as bytes."""
     got = np.ascontiguousarray(_arrays.to_numpy(got))
     want = np.ascontiguousarray(want)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from packing_cases import LAYOUTS, bits, matrix, place, poison, same
+from packing_cases import LAYOUTS, assert_same_bits, bits, matrix, place, poison
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes
@@ -54,9 +54,11 @@ def test_matches_reference(rng, name, activation, quantise):
                 place(x, layout), row, activation=activation, quantise=quantise
             )
             assert_same_numbers(got.values, want)
-            same(got.packed, reference.pack_metadata(metadata, shape[1], want.dtype.itemsize))
+            assert_same_bits(
+                got.packed, reference.pack_metadata(metadata, shape[1], want.dtype.itemsize)
+            )
             if quantise:
-                same(got_scales, scales)
+                assert_same_bits(got_scales, scales)
 
 
 @gpu
@@ -73,9 +75,9 @@ def test_quantises_rows_of_every_size(rng, name, activation):
     want, metadata, scales = reference.activate_compress(x, activation, quantise=True)
     poison()
     got, got_scales = activate_compress.launch(place(x), row, activation=activation, quantise=True)
-    same(got_scales, scales)
+    assert_same_bits(got_scales, scales)
     assert_same_numbers(got.values, want)
-    same(got.packed, reference.pack_metadata(metadata, x.shape[1], 1))
+    assert_same_bits(got.packed, reference.pack_metadata(metadata, x.shape[1], 1))
 
 
 def assert_same_numbers(got, want):
@@ -118,10 +120,10 @@ def test_array_function_follows_the_reference(xp, rng, activation, quantise, sha
     if quantise:
         got, got_scales = got
         assert isinstance(got_scales, xp.ndarray)
-        same(got_scales, scales[:, None])
+        assert_same_bits(got_scales, scales[:, None])
     assert got.shape == x.shape
     assert_same_numbers(got.values, want)
-    same(got.metadata, metadata)
+    assert_same_bits(got.metadata, metadata)
 
 
 @stem

@@ -12,10 +12,10 @@ from packing_cases import (
     KINDS,
     LAYOUTS,
     SHAPES,
+    assert_same_bits,
     matrix,
     place,
     poison,
-    same,
 )
 
 from sparse24 import _check, _dtypes, _spec
@@ -115,9 +115,11 @@ def test_matches_reference(rng, name, rule):
                 got, status = compress.launch(
                     place(x, layout), row, rule=rule, want_metadata=True, **chosen
                 )
-                same(got.values, want[0])
-                same(got.metadata, want[1])
-                same(got.packed, reference.pack_metadata(want[1], shape[-1], row.itemsize))
+                assert_same_bits(got.values, want[0])
+                assert_same_bits(got.metadata, want[1])
+                assert_same_bits(
+                    got.packed, reference.pack_metadata(want[1], shape[-1], row.itemsize)
+                )
                 assert got.values.strides[-2] % 16 == 0
                 if rule in ("mask", "check"):
                     check_status(status, x, *(mask.get() for mask in chosen.values()))
@@ -148,8 +150,8 @@ def test_scores_of_other_types(rng, scores):
         place(x), _dtypes.TABLE["float32"], rule="scores", scores=_to_gpu(rank), want_metadata=True
     )
     values, metadata = reference.compress(reference.prune(x, rank))
-    same(got.values, values)
-    same(got.metadata, metadata)
+    assert_same_bits(got.values, values)
+    assert_same_bits(got.metadata, metadata)
 
 
 def _to_gpu(x):

@@ -9,11 +9,11 @@ from packing_cases import (
     FEW_SHAPES,
     LAYOUTS,
     SHAPES,
+    assert_same_bits,
     matrix,
     place,
     poison,
     record_of,
-    same,
 )
 
 from sparse24 import _dtypes, _spec
@@ -35,12 +35,12 @@ def test_matches_reference(rng, name, packed):
         want = reference.decompress(values, metadata, shape[-1])
         record = record_of(values, metadata, shape, row, packed=packed)
         poison()
-        same(decompress.launch(record), want)
-        same(decompress.mask(record), want != 0)
+        assert_same_bits(decompress.launch(record), want)
+        assert_same_bits(decompress.mask(record), want != 0)
         for layout in LAYOUTS:
             out = place(matrix(rng, shape, row), layout)
             assert decompress.launch(record, out=out) is out
-            same(out, want)
+            assert_same_bits(out, want)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
@@ -51,9 +51,9 @@ def test_metadata_changes_order_and_back(rng, name):
         _, metadata = reference.compress(x)
         packed = reference.pack_metadata(metadata, shape[-1], row.itemsize)
         poison()
-        same(decompress.pack_metadata(place(metadata), shape[-1], row.itemsize), packed)
+        assert_same_bits(decompress.pack_metadata(place(metadata), shape[-1], row.itemsize), packed)
         back = decompress.unpack_metadata(place(packed), *shape[-2:], row.itemsize)
-        same(back, metadata)
+        assert_same_bits(back, metadata)
 
 
 def test_empty():
@@ -74,4 +74,4 @@ def test_rows_of_a_larger_matrix(rng):
     record = record_of(*reference.compress(x), x.shape, row, packed=False)
     part = record_of(*reference.compress(x[5:31]), (26, 200), row, packed=False)
     moved = type(part)(record.values[5:31], part.metadata, None, part.shape, row)
-    same(decompress.launch(moved), x[5:31])
+    assert_same_bits(decompress.launch(moved), x[5:31])

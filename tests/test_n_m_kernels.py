@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from packing_cases import KINDS, LAYOUTS, matrix, place, poison, same
+from packing_cases import KINDS, LAYOUTS, assert_same_bits, matrix, place, poison
 
 from sparse24 import _check, _dtypes
 from sparse24.kernels import n_m, reference
@@ -27,11 +27,11 @@ def test_prune_and_mask(rng, name):
             for layout in LAYOUTS:
                 x = matrix(rng, shape, row, "odd")
                 poison()
-                same(
+                assert_same_bits(
                     n_m.prune_n_m(place(x, layout), row, *pattern), reference.prune_n_m(x, *pattern)
                 )
                 want = reference.top_mask(reference.magnitude_rank(x), *pattern)
-                same(n_m.mask_n_m(place(x, layout), row, *pattern), want)
+                assert_same_bits(n_m.mask_n_m(place(x, layout), row, *pattern), want)
 
 
 def test_scores_and_in_place(rng):
@@ -42,7 +42,7 @@ def test_scores_and_in_place(rng):
         on_gpu = place(x)
         got = n_m.prune_n_m(on_gpu, row, 2, 8, scores=place(scores), out=on_gpu)
         assert got is on_gpu
-        same(got, reference.prune_n_m(x, 2, 8, scores))
+        assert_same_bits(got, reference.prune_n_m(x, 2, 8, scores))
 
 
 @pytest.mark.parametrize("pattern", [(1, 2), (2, 4), (2, 8)])
@@ -54,7 +54,7 @@ def test_masks_by_scores_of_any_width(rng, name, kind, pattern):
         scores = rng.integers(-3, 4, shape).astype(kind)
         for x in (matrix(rng, shape, row), scores):  # scores that stand for the elements, too
             got = n_m.mask_n_m(place(x), row, *pattern, scores=place(scores))
-            same(got, reference.top_mask(scores, *pattern))
+            assert_same_bits(got, reference.top_mask(scores, *pattern))
 
 
 @pytest.mark.parametrize("name", _dtypes.NAMES)
@@ -67,11 +67,13 @@ def test_compress_and_back(rng, name):
                 values, places = reference.compress_n_m(x, *pattern)
                 poison()
                 got = n_m.compress_n_m(place(x, layout), row, *pattern)
-                same(got[0], values)
-                same(got[1], places)
+                assert_same_bits(got[0], values)
+                assert_same_bits(got[1], places)
                 check_status(got[2], x, pattern)
                 back = n_m.decompress_n_m(got[0], got[1], row, *pattern, shape[-1])
-                same(back, reference.decompress_n_m(values, places, *pattern, shape[-1]))
+                assert_same_bits(
+                    back, reference.decompress_n_m(values, places, *pattern, shape[-1])
+                )
 
 
 def check_status(status, x, pattern):
