@@ -11,7 +11,12 @@ from sparse24.kernels import loader
 
 NAME = "hybrid_overflow"
 THREADS = 128
-COLUMNS = 256  # that a warp takes of its row
+WARP, VECTOR = 32, 16  # lanes, and bytes of a row that each of them takes
+
+
+def columns(dtype: DType) -> int:
+    """That a warp takes of its row."""
+    return WARP * VECTOR // dtype.itemsize
 
 
 class Overflow:
@@ -38,19 +43,20 @@ def prepare(bits: Any, dtype: DType, xp=np) -> Overflow:
 
 
 def add(overflow: Overflow, b, out) -> None:
-    """out += A @ b, for 16-bit CuPy matrices (k, n) and (m, n) of any strides."""
-    n, count = b.shape[1], overflow.rows.size
+    """out += A @ b, for CuPy matrices (k, n) and (m, n) of any strides, in 16 bits or float32."""
+    n, count, itemsize = b.shape[1], overflow.rows.size, overflow.dtype.itemsize
     if not count:
         return
-    vector = n % 8 == 0 and all(
-        x.strides[1] == 2 and x.strides[0] % 16 == 0 and x.data.ptr % 16 == 0 for x in (b, out)
+    vector = n * itemsize % VECTOR == 0 and all(
+        x.strides[1] == itemsize and x.strides[0] % VECTOR == 0 and x.data.ptr % VECTOR == 0
+        for x in (b, out)
     )
     kernel = loader.function(NAME, "add", _defines(overflow.dtype.name, vector))
-    strides = (*(s // 2 for s in b.strides), out, *(s // 2 for s in out.strides))
+    of_b, of_out = ([s // itemsize for s in x.strides] for x in (b, out))
     kernel(
-        (-(-n // COLUMNS), -(-count // (THREADS // 32))), (THREADS,),
+        (-(-n // columns(overflow.dtype)), -(-count // (THREADS // WARP))), (THREADS,),
         (overflow.rows, overflow.starts, np.int32(count), overflow.columns, overflow.values,
-         b, n, *strides),
+         b, n, *of_b, out, *of_out),
     )  # fmt: skip
 
 
@@ -61,4 +67,6 @@ def _defines(name: str, vector: bool) -> loader.Defines:
 COMPILE_CHECKS = [
     (_defines("bfloat16", True), "sm_90a", "FFMA"),
     (_defines("float16", False), "sm_80", "FFMA"),
+    (_defines("float32", True), "sm_90a", "FFMA"),
+    (_defines("float32", False), "sm_80", "FFMA"),
 ]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _dtypes, _spec
-from sparse24._records import Compressed24
+from sparse24._records import MAKING, Compressed24
 from sparse24._settled import Making
 from sparse24._views import View
 from sparse24.kernels import loader
@@ -42,9 +42,10 @@ _SPLIT = np.dtype(
     ],
 )  # fmt: skip
 
-COMPILE_CHECKS = [
-    (_defines(sections, side), "sm_90a", None)
-    for sections, side in ((PIECES, SPARSE), (SECTIONS, SPARSE), (SECTIONS, DENSE))
+COMPILE_CHECKS = [(_defines(PIECES, SPARSE), "sm_90a", None)] + [
+    (_defines(SECTIONS, side), arch, None)
+    for side in (SPARSE, DENSE)
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 ]
 
 
@@ -81,7 +82,8 @@ def of_sparse(a: Compressed24, sections: int = PIECES) -> Compressed24:
     """The sections (..., m, sections * padded k) of a float32 record, made once and kept with it.
 
     Enqueued on CuPy's current stream; other streams wait for it.  A graph that is captured
-    on a stream that never waited makes its own.
+    on a stream that never waited makes its own.  Those of a record that a graph makes anew at
+    each replay are made for each product.
     """
     stream = _arrays.cupy_module().cuda.get_current_stream()
     made = a.derived.get(_key(sections))
@@ -90,9 +92,17 @@ def of_sparse(a: Compressed24, sections: int = PIECES) -> Compressed24:
     wide = _widen(a, sections)
     if stream.is_capturing():
         keep_for_graph(a, wide)
-    else:
-        a.derived[_key(sections)] = _Made(wide, stream)
+    elif not _is_made_anew(a):
+        first = a.derived.setdefault(_key(sections), _Made(wide, stream))  # another thread's
+        first.may_read(stream)
+        return first.record
     return wide
+
+
+def _is_made_anew(a: Compressed24) -> bool:
+    """Whether a captured graph makes a record at each replay, for all that is known."""
+    making = a.derived.get(MAKING)
+    return making is not None and not making.may_end
 
 
 def settled(a: Compressed24) -> Compressed24 | None:

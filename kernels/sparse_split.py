@@ -25,6 +25,7 @@ from sparse24.kernels.sparse_wgmma_configs import Config
 
 NAME = "sparse_split"
 COMPILE_CHECKS = pieces.COMPILE_CHECKS
+BYTES = 2  # of an element of a piece
 MOST_BYTES = 2 << 30  # of the pieces of b at a time
 STEP = 768  # columns: whole tiles of 128, 192 and 256
 MOST_TURNED = 32  # columns of a b by rows whose pieces are stored by columns
@@ -41,17 +42,20 @@ def refuses(problem: Problem) -> str | None:
 
 def widened_bytes(p: Problem, sections: int = pieces.PIECES) -> int:
     """Of the pieces of b."""
-    return 2 * sections * pieces.padded(p.k) * p.n * (p.batch if p.b_batched else 1)
+    return BYTES * sections * pieces.padded(p.k) * p.n * (p.batch if p.b_batched else 1)
 
 
 def widened(problem: Problem) -> Problem:
     """The bfloat16 problem of one section, several of which the tensor cores see."""
+    by_rows = problem.b_order == "row" and problem.n > MOST_TURNED
+    pitch = _arrays.row_pitch(problem.n, BYTES)
     return replace(
         problem,
         k=pieces.padded(problem.k),
         dtype="bfloat16",
         b_dtype="bfloat16",
-        b_order="row" if problem.b_order == "row" and problem.n > MOST_TURNED else "column",
+        b_order="row" if by_rows else "column",
+        b_in_lines=not by_rows or pitch % _arrays.LINE == 0,
         aligned=True,
     )
 
@@ -154,6 +158,7 @@ class InPieces:
                 pieces.keep_for_graph(a, pieces_of_b)
             product = self._products[pieces_of_b.shape[-1], pieces_of_a.settled]
             product(pieces_of_a, pieces_of_b, out[..., part], _columns(epilogue, part))
+            del pieces_of_b  # before the next ones are made
 
     @property
     def is_whole(self) -> bool:

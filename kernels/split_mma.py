@@ -18,7 +18,7 @@ from sparse24.kernels.sparse_tile import TileConfig, TileLauncher
 from sparse24.kernels.sparse_wgmma_plan import CHIP
 
 NAME = "split_mma"
-ITEMSIZE = 2  # bytes of an element of a piece
+ITEMSIZE = sparse_split.BYTES
 LAUNCH = 4e-6  # seconds, as in the model of `sparse_mma`
 
 # Tiles whose sums fit into the registers twice, from large ones for many columns to small ones for
@@ -105,6 +105,7 @@ def prepare(
                 pieces.keep_for_graph(a, pieces_of_b)
             of_part = sparse_split._columns(epilogue, part)
             products[pieces_of_b.shape[-1]](pieces_of_a, pieces_of_b, out[..., part], of_part)
+            del pieces_of_b  # before the next ones are made
 
     return launch
 

@@ -12,8 +12,9 @@ from sparse24._dtypes import lookup
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
-from sparse24._hybrid import few_columns
+from sparse24._hybrid import few_columns, two_four
 from sparse24._hybrid import layouts as hybrid_layouts
+from sparse24._hybrid.predict import PIECES_FROM
 from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.kernels import hybrid_overflow
@@ -32,10 +33,10 @@ def test_overflow_keeps_every_element(rng):
 
 
 def test_overflow_of_more_rows_than_a_grid_has_is_added_in_parts(rng, monkeypatch):
-    monkeypatch.setattr(hybrid_layouts, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(two_four, "MOST_BLOCKS", 2)
     w = families.make("iid", (30, 50), zeros=0.8, rng=rng).view(np.uint32)
     whole = hybrid_overflow.prepare(w, lookup("float32"))
-    parts = hybrid_layouts._in_grids(whole)
+    parts = two_four.in_grids(whole)
     assert [part.rows.size for part in parts] == [8, 8, 8, whole.rows.size - 24]
     np.testing.assert_array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
     for part in parts:
@@ -49,7 +50,7 @@ def test_matrices_of_more_rows_than_a_grid_has(rng, monkeypatch):
 
     w = cupy.asarray((rng.integers(-3, 4, (130, 64)) * (rng.random((130, 64)) < 0.3)), np.float16)
     b = cupy.asarray(rng.integers(-2, 3, (64, 96)), np.float16)
-    monkeypatch.setattr(hybrid_layouts, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(two_four, "MOST_BLOCKS", 2)
     h = hybrid(w)
     assert (h.matmul(b, algorithm="two_four") == w @ b).all()
     monkeypatch.setattr(few_columns, "MOST_BLOCKS", 2)
@@ -90,6 +91,7 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
     plan = h.explain(n)
     wanted = {"tiles", "cublas", "csr"} | ({"rows"} if n <= 4 else set())
     wanted |= {"panel"} if dtype != "int8" else set()
+    wanted |= {"two_four", "twice"} if dtype == "float32" and n >= PIECES_FROM else set()
     if kind.itemsize == 2:
         wanted |= {"gather"} if n <= 16 else set()
         wanted |= {"stream"} if n <= 64 else {"two_four"}
@@ -132,15 +134,45 @@ def test_compact_is_exact_on_whole_numbers(rng, dtype):
 
 
 @pytest.mark.gpu
-def test_two_four_error_is_near_that_of_a_dense_product(rng):
+@pytest.mark.parametrize(
+    ("dtype", "algorithm"), [("float16", "two_four"), ("float32", "two_four"), ("float32", "twice")]
+)
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("n", [65, 512])
+def test_errors_of_two_four_products_are_near_those_of_a_dense_one(rng, dtype, algorithm, zeros, n):
     cupy = pytest.importorskip("cupy")
-    w = families.make("iid", (512, 1024), zeros=0.9, dtype="float16", rng=rng)
-    b = rng.standard_normal((1024, 512)).astype(np.float16)
+    w = families.make("iid", (512, 1023), zeros=zeros, dtype=dtype, rng=rng)
+    b = rng.standard_normal((1023, n)).astype(dtype)
     want = w.astype(np.float64) @ b.astype(np.float64)
     h = hybrid(cupy.asarray(w))
-    got = h.matmul(cupy.asarray(b), algorithm="two_four").get()
     dense = h.matmul(cupy.asarray(b), algorithm="cublas").get()
-    assert np.linalg.norm(got - want) <= 2 * np.linalg.norm(dense - want)
+    for right in (cupy.asarray(b), cupy.asarray(b.T.copy()).T):
+        out = cupy.full((512, n), cupy.nan, dtype)
+        got = h.matmul(right, out=out, algorithm=algorithm).get()
+        assert np.linalg.norm(got - want) <= 2 * np.linalg.norm(dense - want)
+        again = h.matmul(right, algorithm=algorithm).get()
+        np.testing.assert_array_equal(again, got)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ["two_four", "twice"])
+@pytest.mark.parametrize("n", [40, 128])
+def test_two_four_products_of_float32_can_be_captured(rng, algorithm, n):
+    cupy = pytest.importorskip("cupy")
+    w = families.make("iid", (256, 512), zeros=0.7, dtype="float32", rng=rng)
+    b = cupy.asarray(rng.standard_normal((512, n)).astype(np.float32))
+    assert_captured(hybrid(cupy.asarray(w)), b, algorithm)
+
+
+@pytest.mark.gpu
+def test_the_pieces_of_two_four_products_count_as_memory(rng):
+    cupy = pytest.importorskip("cupy")
+    w = cupy.asarray(families.make("iid", (256, 512), zeros=0.5, dtype="float32", rng=rng))
+    h, b = hybrid(w), cupy.ones((512, 128), np.float32)
+    h.matmul(b, algorithm="twice")
+    values, codes = w.nbytes, 2 * w.size // 8
+    pieces = 3 * values // 2  # or more where they come in six sections
+    assert hybrid_layouts.layout(h, "twice").nbytes >= values + codes + pieces
 
 
 def test_a_capture_takes_what_is_prepared(monkeypatch):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sparse24 import _chip_facts, _tuning_cache
 from sparse24._dtypes import lookup
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import cost as hybrid_cost
@@ -16,6 +17,7 @@ from sparse24._hybrid import few_columns, room
 from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid import predict as hybrid_predict
+from sparse24._tuning_cache import SCALES
 from sparse24.kernels import (
     hybrid_gather_plan,
     hybrid_kinds,
@@ -26,6 +28,7 @@ from sparse24.kernels import (
 from sparse24.kernels.chip import H200, Chip
 from sparse24.kernels.hybrid_scatter_plan import Units
 from sparse24.kernels.hybrid_wgmma_plan import Work
+from sparse24.kernels.sparse_wgmma_plan import CHIP
 
 
 def test_bands_are_ordered_and_move_with_n():
@@ -253,6 +256,18 @@ def test_dense_products_of_wide_types_take_about_what_they_took(dtype, shape, n,
     assert seconds == pytest.approx(1e-6 * microseconds, rel=0.2)
 
 
+@pytest.fixture
+def planner_of_an_h200(monkeypatch):
+    monkeypatch.setattr(_chip_facts, "facts", lambda number: CHIP)
+    monkeypatch.setattr(_tuning_cache, "scale", lambda number, name: SCALES.get(name, 1.0))
+
+
+def excess_by_chance(size: int, density: float) -> float:
+    """Elements beyond two in a group of four."""
+    return size / hybrid_cost.ELEMENTS * float(hybrid_cost.expected_overflow(density))
+
+
+@pytest.mark.usefixtures("planner_of_an_h200")
 @pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float64", 8)])
 @pytest.mark.parametrize("n", [1, 8, 64])
 def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
@@ -266,6 +281,7 @@ def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(lengths, 1024)),
         "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, itemsize)),
         "filled tiles": SimpleNamespace(value=256.0),
+        "excess": SimpleNamespace(value=excess_by_chance(1 << 20, 0.05)),
     }
     h = SimpleNamespace(
         _dtype=lookup(dtype), stored=SimpleNamespace(grid=(16, 16), bytes_in_tiles=1e6),
@@ -276,6 +292,7 @@ def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
     assert hybrid_choice._best(times)[0] in ("panel", "rows", "csr")
 
 
+@pytest.mark.usefixtures("planner_of_an_h200")
 @pytest.mark.parametrize(
     ("size", "held", "n", "best"),
     [(40000, 20, 1, "csr"), (40000, 20, 256, "csr"), (16384, 49, 64, "csr"), (16384, 49, 1, "rows"),
@@ -294,6 +311,7 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
         "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, 4)),
         "filled tiles": SimpleNamespace(value=float(np.prod(tiles))),
         "live columns": SimpleNamespace(places=np.arange(size)),
+        "excess": SimpleNamespace(value=excess_by_chance(size**2, held / size)),
     }
     h = SimpleNamespace(
         _dtype=lookup("float32"), stored=SimpleNamespace(grid=tiles, bytes_in_tiles=1e6),

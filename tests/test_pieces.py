@@ -169,6 +169,32 @@ def test_parts_of_a_stack_whose_pieces_take_the_same_memory(rng):
 
 @gpu
 @on_gpu
+@pytest.mark.parametrize("kernel", ["sparse_split", "split_mma"])
+def test_an_array_that_a_graph_makes_anew_has_no_old_pieces(rng, kernel):
+    import cupy
+
+    dense, made, out = cupy.zeros((128, 256), np.float32), [], cupy.empty((128, 40), np.float32)
+    weights = [cupy.asarray(s24.prune(rng.integers(-4, 5, (128, 256)).astype(np.float32)))
+               for _ in range(2)]  # fmt: skip
+    b = cupy.asarray(rng.integers(-4, 5, (256, 40)).astype(np.float32))
+    split_product(kernel, s24.compress(weights[0]), b)  # compiles
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        s24.compress(dense, on_excess="prune")
+        stream.begin_capture()
+        made.append(s24.compress(dense, on_excess="prune"))
+        split_product(kernel, made[0], b, out)
+        graph = stream.end_capture()
+        for weight in weights:
+            dense[...] = weight
+            graph.launch(stream)
+            assert (out == weight @ b).all()
+            assert (split_product(kernel, made[0], b) == weight @ b).all()
+    assert not pieces.kept(made[0]._operand.rows)
+
+
+@gpu
+@on_gpu
 def test_the_pieces_of_an_array_live_and_die_with_it(rng):
     import cupy
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _memory_order, _product, _streams
+from sparse24 import _arrays, _dtypes, _foreign, _memory_order, _streams
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.choice import STRIPS, Ran, choose, kind_of, way_of
@@ -131,13 +131,8 @@ def _multiply_tiles(h, b, out) -> None:
     hybrid_tiles.product(h.tiles, b, out, h._dtype.result)
 
 
-def _multiply_two_four(h, b, out) -> None:
-    from sparse24.kernels import hybrid_overflow
-
-    parts = layout(h, "two_four")
-    _product.multiply(parts.main, b, out, plans=parts.plans)
-    for overflow in parts.overflow:
-        hybrid_overflow.add(overflow, b, out)
+def _multiply_sum(path: str, h, b, out) -> None:
+    layout(h, path).multiply(b, out)
 
 
 def _multiply_cublas(h, b, out) -> _Dense:
@@ -183,7 +178,8 @@ def _binder(path: str):
 
 _PATHS: dict[str, Callable[..., _Dense | None]] = {
     "tiles": _multiply_tiles,
-    "two_four": _multiply_two_four,
+    "two_four": functools.partial(_multiply_sum, "two_four"),
+    "twice": functools.partial(_multiply_sum, "twice"),
     "compact": _multiply_compact,
     "cublas": _multiply_cublas,
 }

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays
-from sparse24._records import Operand24
 
 MOST_BLOCKS = 65535  # of a grid along y (CUDA C++ Programming Guide, compute capabilities)
-WARP = 32
 
 
 def layout(h, name: str):
@@ -53,42 +51,11 @@ def _layout_of_elements(kernel: str, h):
     return module.prepare(_bits(h), h._dtype, h._xp)
 
 
-class _TwoFour:
-    """A 2:4 matrix and the elements that it leaves out."""
+def _sum_layout(name: str, h):
+    """That of a path which adds a second product to the one of a 2:4 matrix."""
+    from sparse24._hybrid import two_four
 
-    def __init__(self, h):
-        from sparse24.kernels import compress, hybrid_overflow
-
-        xp = _arrays.cupy_module()
-        dtype = h._dtype
-        bits = _bits(h)
-        m, k = h.shape
-        held = xp.pad(bits != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
-        kept = (held & (xp.cumsum(held, axis=2) <= 2)).reshape(m, -1)
-        kept = xp.ascontiguousarray(kept[:, :k])
-        record, _ = compress.launch(bits.view(dtype.logical), dtype, rule="mask", mask=kept)
-        self.main = Operand24(record, None, None, h.shape, dtype)
-        overflow = hybrid_overflow.prepare(bits * ~kept, dtype, xp)
-        self.overflow, self._overflow_bytes = _in_grids(overflow), overflow.nbytes
-        self.plans: dict = {}
-
-    @property
-    def nbytes(self) -> int:
-        record = self.main.stored
-        arrays = (record.values, record.metadata, record.packed)
-        return sum(x.nbytes for x in arrays if x is not None) + self._overflow_bytes
-
-
-def _in_grids(overflow) -> list:
-    """Parts of an `Overflow` with rows for one grid each; their elements are the same arrays."""
-    from sparse24.kernels.hybrid_overflow import THREADS, Overflow
-
-    most = MOST_BLOCKS * (THREADS // WARP)  # a warp adds a row
-    return [
-        Overflow(overflow.dtype, overflow.rows[i : i + most], overflow.starts[i : i + most + 1],
-                 overflow.columns, overflow.values)
-        for i in range(0, overflow.rows.size, most)
-    ]  # fmt: skip
+    return getattr(two_four, name)(h)
 
 
 def _rewrite(path: str):
@@ -275,7 +242,8 @@ _LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "rows": functools.partial(_layout_of_elements, "hybrid_rows"),
     "gather": functools.partial(_layout_of_elements, "hybrid_gather"),
     "panel": functools.partial(_layout_of_elements, "hybrid_panel"),
-    "two_four": _TwoFour,
+    "two_four": functools.partial(_sum_layout, "TwoFour"),
+    "twice": functools.partial(_sum_layout, "Twice"),
     "slots": functools.partial(_strips_layout, "slots"),
     "regrouped": functools.partial(_strips_layout, "regrouped"),
     "compact": _Compact,

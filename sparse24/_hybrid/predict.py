@@ -37,6 +37,7 @@ TWO_FOUR_LEAST = 1e10  # multiply-adds; with fewer, launches and tiles take what
 STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 STRIP_ROWS, STRIP_COLUMNS = 128, 1 << 28  # of the lower strips; columns that their numbers can tell
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
+PIECES_FROM = 5  # columns of float32; by fewer, paths that read the non-zeros take less time
 # Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
 OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
@@ -91,6 +92,8 @@ def _of_fuller_matrices(h, n: int, lines, device: Chip) -> dict[str, float]:
         times |= _compact_time(h, n, lines, device)
     if h._dtype.itemsize == ITEMSIZE and n > STREAM_COLUMNS:
         times |= _two_four_times(h, n, lines, device)
+    if h._dtype.name == "float32" and n >= PIECES_FROM:
+        times |= _times_in_pieces(h, n, lines, device)
     return times
 
 
@@ -145,12 +148,10 @@ def _csr_time(h, n: int, lines) -> dict[str, float]:
 
 def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The paths that multiply 2:4 matrices: what does not fit is added, or columns are moved."""
-    from sparse24.kernels import hybrid_overflow, hybrid_wgmma
+    from sparse24.kernels import hybrid_wgmma
 
     dtype = h._dtype
-    columns = -(-n // hybrid_overflow.COLUMNS) * hybrid_overflow.COLUMNS
-    rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
-    rest = max(rest, OVERFLOW_STEP * _excess_of_longest_row(h))
+    rest = _overflow_time(h, n, lines)
     gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
     gain = gain if h.size * n >= TWO_FOUR_LEAST else 1.0
     if not device.has_wgmma:
@@ -170,6 +171,25 @@ def _strips_time(h, path: str, n: int, lines) -> float:
     return seconds + work.exchange(config, n)
 
 
+def _times_in_pieces(h, n: int, lines, device: Chip) -> dict[str, float]:
+    """The paths of 2:4 products of float32, in bfloat16 pieces where tensor cores have them."""
+    product = _sparse_time(_problem(h, n, device), h)
+    summed = 4 * h.shape[0] * n  # bytes of the first product, which the second one reads
+    again = product + line_of(lines, "copy", n).byte * summed
+    return {"two_four": product + _overflow_time(h, n, lines), "twice": product + again}
+
+
+def _overflow_time(h, n: int, lines) -> float:
+    """Seconds in which the elements are added that a 2:4 product leaves out."""
+    from sparse24.kernels import hybrid_overflow
+
+    of_warp, words = hybrid_overflow.columns(h._dtype), h._dtype.itemsize / ITEMSIZE
+    columns = -(-n // of_warp) * of_warp
+    line = line_of(lines, "overflow", n)
+    seconds = line.seconds(words * excess(h) * columns, 4 * words * h.shape[0] * n)
+    return max(seconds, OVERFLOW_STEP * _excess_of_longest_row(h))
+
+
 def _gain_by_warps(h, n: int, device: Chip) -> float:
     """Speed-up of a 2:4 product over the dense one where it is by instructions of a warp.
 
@@ -178,14 +198,23 @@ def _gain_by_warps(h, n: int, device: Chip) -> float:
     """
     from sparse24.kernels import dense
 
-    name, number = h._dtype.name, int(h.device.partition(":")[2])
+    number, problem = int(h.device.partition(":")[2]), _problem(h, n, device)
+    of_dense = dense.predict(problem, dense.Config(), _chip_facts.facts(number))
+    return _tuning_cache.scale(number, dense.NAME) * of_dense / _sparse_time(problem, h)
+
+
+def _problem(h, n: int, device: Chip) -> Problem:
+    """The product of a 2:4 matrix of this shape and type."""
+    name, (m, k) = h._dtype.name, h.shape
+    capability = int(device.compute_capability)
+    return Problem(m, n, k, 1, name, name, h._dtype.result, compute_capability=capability)
+
+
+def _sparse_time(problem: Problem, h) -> float:
+    """Seconds of a 2:4 product by the models of the planner."""
+    number = int(h.device.partition(":")[2])
     facts, scale = _chip_facts.facts(number), functools.partial(_tuning_cache.scale, number)
-    problem = Problem(
-        *(h.shape[0], n, h.shape[1], 1, name, name, h._dtype.result),
-        compute_capability=int(device.compute_capability),
-    )
-    sparse = _planner.fastest_able(problem, facts, dense=False, scale=scale).seconds
-    return scale(dense.NAME) * dense.predict(problem, dense.Config(), facts) / sparse
+    return _planner.fastest_able(problem, facts, dense=False, scale=scale).seconds
 
 
 def _excess_of_longest_row(h) -> float:

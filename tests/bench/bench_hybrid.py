@@ -43,13 +43,23 @@ STEMS_OF = {
     "slots": ("hybrid_evict", "hybrid_wgmma"), "regrouped": ("hybrid_regroup", "hybrid_wgmma"),
     "two_four": ("compress", "sparse_wgmma", "hybrid_overflow"),
 }  # fmt: skip
-STEMS = sorted({stem for stems in STEMS_OF.values() for stem in stems})
+STEMS_OF_FLOAT32 = {
+    "two_four": ("compress", "sparse_split", "hybrid_overflow"),
+    "twice": ("compress", "sparse_split"),
+}
+STEMS = sorted({stem for stems in (STEMS_OF | STEMS_OF_FLOAT32).values() for stem in stems})
 CHECKED_ROWS = 64
 ROTATED_COLUMNS = 256  # up to here products are bound by memory
 CUSPARSE_MOST = 64  # columns of 16 bits; beyond, cuSPARSE takes milliseconds
 EVERY_COLUMNS, WHOLE = (1, 1 << 30), (1, 1)
 MOST_ERROR = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-13}
 CUSPARSE_ERROR = 1e-2  # of any type: that it is the product at all
+
+
+def stems_of(path: str, dtype: str) -> tuple[str, ...]:
+    """What builds and multiplies on a path."""
+    stems = STEMS_OF | STEMS_OF_FLOAT32 if dtype == "float32" else STEMS_OF
+    return stems[path]
 
 
 def beside_cusparse(w: cp.ndarray | Csr, n: int) -> bool:
@@ -178,7 +188,7 @@ def measure(family: str, w: cp.ndarray | Csr, zeros: float, columns: Sequence[in
         if not error < MOST_ERROR[dtype]:
             raise SystemExit(f"{name} {path}: error {error}")
         found = contenders(h, rivals, path, b, out)
-        extra = {"error": error, "bytes": h.nbytes, "used": STEMS_OF[path]}
+        extra = {"error": error, "bytes": h.nbytes, "used": stems_of(path, dtype)}
         if beside_cusparse(w, n):
             found["cusparse"], extra["cusparse_algorithm"] = cusparse(name, rivals, checked, b)
         fields = {"family": family, "zeros": zeros, "m": m, "k": k, "n": n, "dtype": dtype}

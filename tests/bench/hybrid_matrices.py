@@ -28,6 +28,7 @@ SMALL_COLUMNS = (1, 8, 16, 64, 128, 512)
 MIDDLE = (96, 128, 192, 256)  # columns between few and many
 BY_CHANCE = ("iid", "small")  # families whose elements are independent
 FLOAT32_ZEROS = (0.9, 0.97, 0.99)
+FLOAT32_FULLER = (0.5, 0.6, 0.7, 0.8)  # zeros of matrices with more elements
 FLOAT32_COLUMNS = (8, 64, 512, 4096)
 NEARLY_EMPTY_COLUMNS = (1, 8, 64, 256)
 GRAPHS = (
@@ -50,6 +51,8 @@ def plan_float32():
     for family in ("iid", "row_skewed"):
         for zeros in FLOAT32_ZEROS:
             yield family, SHAPES[0], zeros, FLOAT32_COLUMNS
+    for zeros in FLOAT32_FULLER:
+        yield "iid", SHAPES[0], zeros, FLOAT32_COLUMNS
     for shape in SMALL:
         for zeros in FLOAT32_ZEROS:
             yield "small", shape, zeros, SMALL_COLUMNS[::2]
