@@ -40,6 +40,11 @@ STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second lau
 PIECES_FROM = 5  # columns of float32; by fewer, paths that read the non-zeros take less time
 # Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
+SKINNY, SKINNY_LONGER = 8, 1.2  # columns, up to which they take longer than the planner expects
+# Of float32, relative to 16 bits: the time for an element that is left out, times a column.
+OVERFLOW_ELEMENT = 1.57
+# cuBLAS in float32 by up to 64 columns, whose tiles have at least 32: seconds as of so many more.
+NARROW, NARROW_TILE, NARROW_MORE = 64, 32, 24
 OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
 COLUMNS, ODD_ROWS = "columns", "odd rows"  # how b lies where it may have to be copied
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
@@ -173,7 +178,7 @@ def _strips_time(h, path: str, n: int, lines) -> float:
 
 def _times_in_pieces(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The paths of 2:4 products of float32, in bfloat16 pieces where tensor cores have them."""
-    product = _sparse_time(_problem(h, n, device), h)
+    product = _sparse_time(_problem(h, n, device), h) * (SKINNY_LONGER if n <= SKINNY else 1)
     summed = 4 * h.shape[0] * n  # bytes of the first product, which the second one reads
     again = product + line_of(lines, "copy", n).byte * summed
     return {"two_four": product + _overflow_time(h, n, lines), "twice": product + again}
@@ -183,10 +188,12 @@ def _overflow_time(h, n: int, lines) -> float:
     """Seconds in which the elements are added that a 2:4 product leaves out."""
     from sparse24.kernels import hybrid_overflow
 
-    of_warp, words = hybrid_overflow.columns(h._dtype), h._dtype.itemsize / ITEMSIZE
+    of_warp, dtype = hybrid_overflow.columns(h._dtype), h._dtype
     columns = -(-n // of_warp) * of_warp
+    element = OVERFLOW_ELEMENT if dtype.itemsize > ITEMSIZE else 1.0
     line = line_of(lines, "overflow", n)
-    seconds = line.seconds(words * excess(h) * columns, 4 * words * h.shape[0] * n)
+    updated = 2 * dtype.itemsize * h.shape[0] * n
+    seconds = line.seconds(element * excess(h) * columns, updated)
     return max(seconds, OVERFLOW_STEP * _excess_of_longest_row(h))
 
 
@@ -245,7 +252,7 @@ def dense_time(
         return line("int8").seconds(size * n, 0)
     nbytes = size * dtype.itemsize
     if dtype.itemsize > ITEMSIZE:
-        return _plain_time(size * n, shape[1], nbytes, n, dtype.itemsize, lines)
+        return _plain_time(shape, n, dtype.itemsize, lines)
     small = size < hybrid_lines.SMALL
     few = line("small" if small else "cublas").seconds(shape[1], nbytes)
     work = hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
@@ -255,13 +262,18 @@ def dense_time(
     return max(few, line("dense").seconds(work, 0))
 
 
-def _plain_time(work: int, k: int, nbytes: int, n: int, itemsize: int, lines) -> float:
-    """Seconds of cuBLAS in float32 and float64, for `work` multiply-adds."""
-    bits = 8 * itemsize
+def _plain_time(shape: tuple[int, int], n: int, itemsize: int, lines) -> float:
+    """Seconds of cuBLAS in float32 and float64."""
+    bits, size, k = 8 * itemsize, math.prod(shape), shape[1]
+    nbytes = size * itemsize
     if n == 1:
         return line_of(lines, f"vector{bits}", n).seconds(0, nbytes)
     walk, plain = line_of(lines, f"walk{bits}", n), line_of(lines, f"plain{bits}", n)
-    return walk.seconds(k, 0) + max(walk.byte * nbytes, plain.seconds(work, 0))
+    seconds = walk.seconds(k, 0) + max(walk.byte * nbytes, plain.seconds(size * n, 0))
+    if bits == 32 and n <= NARROW:
+        columns = max(n, NARROW_TILE) + NARROW_MORE
+        seconds = max(seconds, plain.seconds(size * columns, 0))
+    return seconds
 
 
 def _tile_time(h, n: int, lines) -> float:
