@@ -6,17 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from sparse24._dtypes import DType
+from sparse24._dtypes import TABLE, DType
 from sparse24.kernels import loader
 
 NAME = "hybrid_overflow"
 THREADS = 128
-WARP, VECTOR = 32, 16  # lanes, and bytes of a row that each of them takes
+WARP, VECTOR = 32, 16  # lanes, and bytes of a row of the result that each of them takes
 
 
 def columns(dtype: DType) -> int:
     """That a warp takes of its row."""
-    return WARP * VECTOR // dtype.itemsize
+    return WARP * _of_lane(dtype)
+
+
+def _of_lane(dtype: DType) -> int:
+    return VECTOR // TABLE[dtype.result].itemsize
 
 
 class Overflow:
@@ -43,30 +47,45 @@ def prepare(bits: Any, dtype: DType, xp=np) -> Overflow:
 
 
 def add(overflow: Overflow, b, out) -> None:
-    """out += A @ b, for CuPy matrices (k, n) and (m, n) of any strides, in 16 bits or float32."""
-    n, count, itemsize = b.shape[1], overflow.rows.size, overflow.dtype.itemsize
+    """out += A @ b, for CuPy matrices (k, n) and (m, n) of any strides.
+
+    Of 16 bits, float32, or int8 with results in int32.  It is slow unless rows of b are contiguous.
+    """
+    (n, count), dtype = (b.shape[1], overflow.rows.size), overflow.dtype
     if not count:
         return
-    vector = n * itemsize % VECTOR == 0 and all(
-        x.strides[1] == itemsize and x.strides[0] % VECTOR == 0 and x.data.ptr % VECTOR == 0
-        for x in (b, out)
-    )
-    kernel = loader.function(NAME, "add", _defines(overflow.dtype.name, vector))
-    of_b, of_out = ([s // itemsize for s in x.strides] for x in (b, out))
-    kernel(
-        (-(-n // columns(overflow.dtype)), -(-count // (THREADS // WARP))), (THREADS,),
+    own = _of_lane(dtype)
+    b_vector = n % own == 0 and _in_vectors(b, own)
+    out_vector = b_vector and _in_vectors(out, own)
+    defines = _defines(dtype.name, dtype.result, b_vector=b_vector, out_vector=out_vector)
+    of_b, of_out = ([stride // x.itemsize for stride in x.strides] for x in (b, out))
+    loader.function(NAME, "add", defines)(
+        (-(-n // columns(dtype)), -(-count // (THREADS // WARP))), (THREADS,),
         (overflow.rows, overflow.starts, np.int32(count), overflow.columns, overflow.values,
          b, n, *of_b, out, *of_out),
     )  # fmt: skip
 
 
-def _defines(name: str, vector: bool) -> loader.Defines:
-    return (("ELEMENT", name), ("THREADS", THREADS), ("VECTOR", int(vector)))
+def _in_vectors(x, elements: int) -> bool:
+    """Whether so many neighbours in a row can be read at once."""
+    nbytes = elements * x.itemsize
+    return x.strides[1] == x.itemsize and not (x.strides[0] | x.data.ptr) % nbytes
+
+
+def _defines(name: str, result: str, *, b_vector: bool, out_vector: bool) -> loader.Defines:
+    return (
+        ("ELEMENT", name), ("OUTPUT", result), ("THREADS", THREADS),
+        ("B_VECTOR", int(b_vector)), ("OUT_VECTOR", int(out_vector)),
+    )  # fmt: skip
 
 
 COMPILE_CHECKS = [
-    (_defines("bfloat16", True), "sm_90a", "FFMA"),
-    (_defines("float16", False), "sm_80", "FFMA"),
-    (_defines("float32", True), "sm_90a", "FFMA"),
-    (_defines("float32", False), "sm_80", "FFMA"),
-]
+    (_defines(name, result, b_vector=b_vector, out_vector=out_vector), arch, instruction)
+    for name, result, instruction in (
+        ("bfloat16", "bfloat16", "FFMA"), ("float16", "float16", "FFMA"),
+        ("float32", "float32", "FFMA"), ("int8", "int32", "IMAD"),
+    )
+    for arch, b_vector, out_vector in (
+        ("sm_90a", True, True), ("sm_90a", True, False), ("sm_80", False, False),
+    )
+]  # fmt: skip

@@ -11,7 +11,7 @@ from hybrid_cases import DTYPES, assert_same_bits
 
 import sparse24 as s24
 from sparse24._dtypes import lookup
-from sparse24._hybrid import few_columns, predict
+from sparse24._hybrid import few_columns, many_columns
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24.formats import hybrid_build, hybrid_indexing
 from sparse24.formats import hybrid_tiles as ht
@@ -243,11 +243,11 @@ def test_paths_for_few_rows_are_not_offered_to_many(shape, left, monkeypatch):
     h = SimpleNamespace(
         shape=shape, size=shape[0] * shape[1], density=0.01, _dtype=lookup("float16")
     )
-    monkeypatch.setattr(predict, "dense_time", lambda *_: 1.0)
-    monkeypatch.setattr(predict, "excess", lambda h: 0)
-    monkeypatch.setattr(predict, "_excess_of_longest_row", lambda h: 0.0)
+    monkeypatch.setattr(many_columns, "dense_time", lambda *_: 1.0)
+    monkeypatch.setattr(many_columns, "excess", lambda h: 0)
+    monkeypatch.setattr(many_columns, "_excess_of_longest_row", lambda h: 0.0)
     lines = hybrid_lines.H200_LINES
-    assert predict._two_four_times(h, 256, lines, H200).keys() == left
+    assert many_columns.two_four_times(h, 256, lines, H200).keys() == left
     if shape[0] > shape[1]:
         monkeypatch.setattr(few_columns, "rows_plan", None)
         monkeypatch.setattr(few_columns, "_gather_time", lambda *_: {})

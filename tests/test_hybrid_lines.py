@@ -13,7 +13,8 @@ from sparse24._dtypes import lookup
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
-from sparse24._hybrid import predict as hybrid_predict
+from sparse24._hybrid import many_columns
+from sparse24._hybrid.cublas import dense_time
 from sparse24._hybrid.lines import H100_LINES, H200_LINES
 from sparse24._tuning_cache import SCALES
 from sparse24.kernels import chip, hybrid_wgmma_plan
@@ -94,8 +95,8 @@ def times(lines, shape, zeros: float, n: int, **known) -> dict[str, float]:
         density=1 - zeros,
         prepared=lambda name, make: SimpleNamespace(value=known[name.replace(" ", "_")]),
     )  # fmt: skip
-    dense = hybrid_predict.dense_time(shape, h._dtype, n, lines, chip.H200, h.density)
-    return {"cublas": dense} | hybrid_predict._two_four_times(h, n, lines, chip.H200)
+    dense = dense_time(shape, h._dtype, n, lines, chip.H200, h.density)
+    return {"cublas": dense} | many_columns.two_four_times(h, n, lines, chip.H200)
 
 
 A100 = chip.Chip(108, 163 << 10, "80"), {"sms": 108, "clock_hz": 1.41e9, "bandwidth": 1.4e12}
@@ -115,8 +116,8 @@ def test_two_four_gains_only_where_its_instructions_are_faster_than_cublas(monke
     )  # fmt: skip
     lines = hybrid_lines.scaled(facts, device.compute_capability)
     for n in (128, 1024, 4096):
-        dense = hybrid_predict.dense_time(h.shape, h._dtype, n, lines, device, 0.1)
-        found = hybrid_predict._two_four_times(h, n, lines, device)
+        dense = dense_time(h.shape, h._dtype, n, lines, device, 0.1)
+        found = many_columns.two_four_times(h, n, lines, device)
         assert found.keys() == {"two_four"}
         assert found["two_four"] > dense / 1.4
         assert (found["two_four"] < dense) == (gains and n > 128)

@@ -13,6 +13,7 @@ from sparse24 import families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid import predict as hybrid_predict
+from sparse24._hybrid.cublas import dense_time
 from sparse24.kernels import hybrid_panel, hybrid_panel_mix, reference_panel
 from sparse24.kernels.chip import H200, Chip
 from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP
@@ -252,7 +253,7 @@ def predicted(dtype, shape, zeros, n):
         prepared=lambda name, make: SimpleNamespace(value=units),
     )  # fmt: skip
     seconds = hybrid_predict._panel_time(h, n, lines, device).get("panel")
-    return seconds, hybrid_predict.dense_time(shape, dtype, n, lines, device, 1 - zeros)
+    return seconds, dense_time(shape, dtype, n, lines, device, 1 - zeros)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import few_columns, two_four
 from sparse24._hybrid import layouts as hybrid_layouts
-from sparse24._hybrid.predict import PIECES_FROM
+from sparse24._hybrid.predict import SUMS_FROM
 from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.kernels import hybrid_overflow
@@ -91,7 +91,7 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
     plan = h.explain(n)
     wanted = {"tiles", "cublas", "csr"} | ({"rows"} if n <= 4 else set())
     wanted |= {"panel"} if dtype != "int8" else set()
-    wanted |= {"two_four", "twice"} if dtype == "float32" and n >= PIECES_FROM else set()
+    wanted |= {"two_four", "twice"} if dtype in ("float32", "int8") and n >= SUMS_FROM else set()
     if kind.itemsize == 2:
         wanted |= {"gather"} if n <= 16 else set()
         wanted |= {"stream"} if n <= 64 else {"two_four"}
@@ -155,20 +155,37 @@ def test_errors_of_two_four_products_are_near_those_of_a_dense_one(rng, dtype, a
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("algorithm", ["two_four", "twice"])
 @pytest.mark.parametrize("n", [40, 128])
-def test_two_four_products_of_float32_can_be_captured(rng, algorithm, n):
+def test_two_four_products_can_be_captured(rng, dtype, algorithm, n):
     cupy = pytest.importorskip("cupy")
-    w = families.make("iid", (256, 512), zeros=0.7, dtype="float32", rng=rng)
-    b = cupy.asarray(rng.standard_normal((512, n)).astype(np.float32))
-    assert_captured(hybrid(cupy.asarray(w)), b, algorithm)
+    w = rng.integers(-9, 10, (256, 512)) * (rng.random((256, 512)) < 0.4)
+    b = cupy.asarray(rng.integers(-9, 10, (512, n)).astype(dtype))
+    for right in (b, cupy.asarray(b.T.copy()).T):
+        assert_captured(hybrid(cupy.asarray(w.astype(dtype))), right, algorithm)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ["two_four", "twice"])
+@pytest.mark.parametrize("n", [8, 37, 256])
+def test_large_sums_of_int8_are_exact(rng, algorithm, n):
+    cupy = pytest.importorskip("cupy")
+    w, b = (rng.integers(120, 128, shape, dtype=np.int8) for shape in ((70, 4099), (4099, n)))
+    h, want = hybrid(cupy.asarray(w)), w.astype(np.int64) @ b
+    for right in (cupy.asarray(b), cupy.asarray(b.T.copy()).T):
+        got = h.matmul(right, algorithm=algorithm).get()
+        np.testing.assert_array_equal(got, want)
+        out = cupy.empty((n, 70), np.int32).T
+        h.matmul(right, out=out, algorithm=algorithm)
+        np.testing.assert_array_equal(out.get(), want)
 
 
 @pytest.mark.gpu
 def test_the_pieces_of_two_four_products_count_as_memory(rng):
     cupy = pytest.importorskip("cupy")
-    w = cupy.asarray(families.make("iid", (256, 512), zeros=0.5, dtype="float32", rng=rng))
-    h, b = hybrid(w), cupy.ones((512, 128), np.float32)
+    w = cupy.asarray(families.make("iid", (512, 1024), zeros=0.5, dtype="float32", rng=rng))
+    h, b = hybrid(w), cupy.ones((1024, 512), np.float32)
     h.matmul(b, algorithm="twice")
     values, codes = w.nbytes, 2 * w.size // 8
     pieces = 3 * values // 2  # or more where they come in six sections

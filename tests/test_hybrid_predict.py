@@ -13,10 +13,11 @@ from sparse24 import _chip_facts, _tuning_cache
 from sparse24._dtypes import lookup
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import cost as hybrid_cost
-from sparse24._hybrid import few_columns, room
+from sparse24._hybrid import few_columns, many_columns, room
 from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid import predict as hybrid_predict
+from sparse24._hybrid.cublas import dense_time
 from sparse24._tuning_cache import SCALES
 from sparse24.kernels import (
     hybrid_gather_plan,
@@ -123,8 +124,8 @@ def planned(
         density=0.2, prepared=lambda name, make: known[name],
     )  # fmt: skip
     lines = hybrid_lines.H200_LINES
-    dense = hybrid_predict.dense_time(h.shape, h._dtype, 4096, lines, H200, 0.2)
-    return {"cublas": dense} | hybrid_predict._two_four_times(h, 4096, lines, H200)
+    dense = dense_time(h.shape, h._dtype, 4096, lines, H200, 0.2)
+    return {"cublas": dense} | many_columns.two_four_times(h, 4096, lines, H200)
 
 
 def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
@@ -147,12 +148,12 @@ def test_sorted_rows_whose_strips_tie_with_the_dense_product_leave_it(monkeypatc
     work = Work(np.sort(np.arange(60, 92, 2))[::-1], 1206, 256, by_number=True)
     h = SimpleNamespace(prepared=lambda name, make: SimpleNamespace(value=work))
     lines, shape, dtype = hybrid_lines.H200_LINES, (4096, 4096), lookup("float16")
-    seconds = hybrid_predict._strips_time(h, "regrouped", 4096, lines)
-    dense = hybrid_predict.dense_time(shape, dtype, 4096, lines, H200, 0.3)
+    seconds = many_columns._strips_time(h, "regrouped", 4096, lines)
+    dense = dense_time(shape, dtype, 4096, lines, H200, 0.3)
     assert hybrid_choice.WORTH_LEAVING * dense < seconds < 1.05 * dense
     unsorted = dataclasses.replace(work, by_number=False, lengths=np.full(16, 76))
     h.prepared = lambda name, make: SimpleNamespace(value=unsorted)
-    assert hybrid_predict._strips_time(h, "regrouped", 4096, lines) < 0.92 * seconds
+    assert many_columns._strips_time(h, "regrouped", 4096, lines) < 0.92 * seconds
 
 
 @pytest.mark.stem("hybrid_overflow")
@@ -232,7 +233,7 @@ def test_rows_across_lines_are_counted_where_much_of_b_is_read():
 def test_a_small_dense_product_is_by_its_row_and_a_large_one_by_its_bytes(n):
     lines, dtype = hybrid_lines.H100_LINES, lookup("float16")
     small, long, large = (
-        hybrid_predict.dense_time(shape, dtype, n, lines, H200, 0.2)
+        dense_time(shape, dtype, n, lines, H200, 0.2)
         for shape in ((1024, 1024), (1024, 4096), (4096, 4096))
     )
     line = lines["small/512"]
@@ -252,7 +253,7 @@ def test_a_small_dense_product_is_by_its_row_and_a_large_one_by_its_bytes(n):
 def test_dense_products_of_wide_types_take_about_what_they_took(dtype, shape, n, microseconds):
     """On an H100."""
     lines = hybrid_lines.H100_LINES
-    seconds = hybrid_predict.dense_time(shape, lookup(dtype), n, lines, H200, 0.1)
+    seconds = dense_time(shape, lookup(dtype), n, lines, H200, 0.1)
     assert seconds == pytest.approx(1e-6 * microseconds, rel=0.2)
 
 
@@ -321,9 +322,10 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
     times = hybrid_predict.predictions(h, n)
     assert hybrid_choice._best(times)[0] == best
     by_columns = hybrid_predict.predictions(h, n, hybrid_predict.COLUMNS)
-    assert (by_columns["csr"] > times["csr"]) == (n > 1)  # the copy that it makes
+    copying = [path for path in hybrid_predict.TRANSPOSING if path in times and n > 1]
+    assert copying == [path for path in times if by_columns[path] > times[path]]
     told = hybrid_choice.explain(h, n, copied=hybrid_predict.COLUMNS)
-    assert told["copies_b"] == (["csr"] if n > 1 else [])
+    assert told["copies_b"] == copying
     assert (times.keys() == {"tiles", "cublas", "csr"}) == (held / size < 0.001)
 
 

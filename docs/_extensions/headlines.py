@@ -176,6 +176,8 @@ HEADLINES = (
              _hybrid("row_skewed", 0.9, 1, 8)),
     Headline("unstructured, layers of 0.6 to 4.2 million elements, 80 % zeros, 8 to 64 columns",
              "hybrid", "best", _small("float16", (0.8,), 8, 64)),
+    Headline("unstructured float32, 50 to 80 % zeros, 8 to 4096 columns", "hybrid", "best",
+             _of_type("float32", 0.5, 0.8)),
     Headline("unstructured float32, 90 to 99 % zeros, 8 to 4096 columns", "hybrid", "best",
              _of_type("float32", 0.9)),
     Headline("unstructured float32, 16384 x 16384, 99.7 to 99.99 % zeros, 1 to 256 columns",

@@ -13,8 +13,8 @@
 ``tiles``     any dtype and size: the stored tiles, one by one, on CUDA cores
 ``slots``     from 128 columns, 16-bit, Hopper: 2:4 strips; what does not fit gets extra columns
 ``regrouped`` from 128 columns, 16-bit, Hopper: 2:4 strips, each with its columns grouped anew
-``two_four``  from 65 columns, 16-bit, or 5, float32: a 2:4 product, what that leaves out is added
-``twice``     from 5 columns, float32: two 2:4 products, of matrices whose sum is the matrix
+``two_four``  from 65 columns in 16 bits, 5 in float32 and int8: 2:4, and what that leaves out
+``twice``     from 5 columns in float32 and int8: two 2:4 matrices whose sum is the matrix
 ``compact``   many columns: the dense product without the empty columns of the matrix
 ``cublas``    the dense product, on a dense copy
 ============  ==========================================================================

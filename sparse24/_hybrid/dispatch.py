@@ -15,6 +15,7 @@ from sparse24._hybrid.choice import STRIPS, Ran, choose, kind_of, way_of
 from sparse24._hybrid.dense import DenseStack, flat_views
 from sparse24._hybrid.layouts import layout
 from sparse24._hybrid.staged import Staged, by_rows, room_for
+from sparse24._hybrid.two_four import TwoFour, Twice
 from sparse24._moved_layout import laying_out
 from sparse24._records import PLAIN, Problem
 from sparse24.kernels.dense import BoundDense
@@ -31,7 +32,7 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
 
     Returns
     -------
-    BoundProduct, Staged, dense product or None
+    BoundProduct, Staged, TwoFour, Twice, dense product or None
         What multiplied, if it can again with arrays like these elsewhere.
     """
     if not out.size:
@@ -131,8 +132,10 @@ def _multiply_tiles(h, b, out) -> None:
     hybrid_tiles.product(h.tiles, b, out, h._dtype.result)
 
 
-def _multiply_sum(path: str, h, b, out) -> None:
-    layout(h, path).multiply(b, out)
+def _multiply_sum(path: str, h, b, out) -> TwoFour | Twice:
+    product = layout(h, path)
+    product(b, out)
+    return product
 
 
 def _multiply_cublas(h, b, out) -> _Dense:
@@ -176,7 +179,7 @@ def _binder(path: str):
     return importlib.import_module(f"sparse24.kernels.{_KERNEL_OF[path]}").bound
 
 
-_PATHS: dict[str, Callable[..., _Dense | None]] = {
+_PATHS: dict[str, Callable[..., _Dense | TwoFour | Twice | None]] = {
     "tiles": _multiply_tiles,
     "two_four": functools.partial(_multiply_sum, "two_four"),
     "twice": functools.partial(_multiply_sum, "twice"),

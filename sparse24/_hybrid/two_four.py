@@ -6,13 +6,19 @@ from typing import Any
 
 from sparse24 import _arrays, _product
 from sparse24._hybrid.layouts import MOST_BLOCKS
+from sparse24._hybrid.staged import by_rows
 from sparse24._options import NO_OPTIONS
 from sparse24._records import Operand24
 from sparse24._spec import GROUP, KEPT
 
 
 class TwoFour:
-    """A 2:4 matrix of the first two elements of each group, and a list of the others."""
+    """A 2:4 matrix of the first two elements of each group, and a list of the others.
+
+    Called with ``(b, out)``, it multiplies.
+    """
+
+    captured = False  # a graph would not keep a copy of b
 
     def __init__(self, h):
         from sparse24.kernels import hybrid_overflow
@@ -23,12 +29,14 @@ class TwoFour:
         self._overflow = hybrid_overflow.prepare(bits * rest, h._dtype, xp)
         self._grids = in_grids(self._overflow)
 
-    def multiply(self, b, out) -> None:
+    def __call__(self, b, out) -> None:
         from sparse24.kernels import hybrid_overflow
 
         self._main.multiply(b, out)
+        if self._grids:
+            rows = _by_rows(b)
         for overflow in self._grids:
-            hybrid_overflow.add(overflow, b, out)
+            hybrid_overflow.add(overflow, rows, out)
 
     @property
     def nbytes(self) -> int:
@@ -38,16 +46,24 @@ class TwoFour:
 class Twice:
     """Two 2:4 matrices whose sum is the matrix: the first two elements of groups, and the others.
 
-    The second product adds to the result of the first, which would round sums of 16 bits once more.
+    Called with ``(b, out)``, it multiplies by both and adds, which would round sums of 16 bits
+    once more.
     """
+
+    captured = False  # a graph would not keep the second product
 
     def __init__(self, h):
         bits, xp = h.toarray().view(h._dtype.storage), _arrays.cupy_module()
         self._first, self._second = (_Product(bits, kept, h) for kept in _parted(bits, xp))
 
-    def multiply(self, b, out) -> None:
+    def __call__(self, b, out) -> None:
         self._first.multiply(b, out)
-        self._second.multiply(b, out, NO_OPTIONS._replace(c=out, beta=1.0))
+        if out.dtype.kind == "f":
+            self._second.multiply(b, out, NO_OPTIONS._replace(c=out, beta=1.0))
+        else:  # a kernel would add in float32, which rounds large integers
+            rest = _arrays.cupy_module().empty_like(out)
+            self._second.multiply(b, rest)
+            out += rest
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +99,17 @@ def _parted(bits, xp):
     first = held & (xp.cumsum(held, axis=2, dtype=xp.int8) <= KEPT)
     parts = (part.reshape(m, -1)[:, :k] for part in (first, held & ~first))
     return tuple(map(xp.ascontiguousarray, parts))
+
+
+def _by_rows(b):
+    """b, or a copy of it whose rows are contiguous."""
+    from sparse24.kernels import transpose
+
+    if by_rows(b):
+        return b
+    if transpose.takes(b.T):
+        return transpose.launch(b.T).T
+    return _arrays.namespace(b).ascontiguousarray(b)
 
 
 def in_grids(overflow) -> list:
