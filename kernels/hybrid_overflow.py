@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24._dtypes import TABLE, DType
+from sparse24._dtypes import DType, numpy_dtype
 from sparse24.kernels import loader
 
 NAME = "hybrid_overflow"
@@ -20,7 +20,7 @@ def columns(dtype: DType) -> int:
 
 
 def _of_lane(dtype: DType) -> int:
-    return VECTOR // TABLE[dtype.result].itemsize
+    return VECTOR // numpy_dtype(dtype.result).itemsize
 
 
 class Overflow:

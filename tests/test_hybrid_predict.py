@@ -329,6 +329,33 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
     assert (times.keys() == {"tiles", "cublas", "csr"}) == (held / size < 0.001)
 
 
+@pytest.mark.usefixtures("planner_of_an_h200")
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize(
+    ("zeros", "n", "best"),
+    [(0.3, 512, "twice"), (0.5, 512, "twice"), (0.8, 512, "two_four"), (0.9, 4096, "two_four")],
+)
+def test_products_that_are_added_up_beat_the_dense_one(monkeypatch, dtype, zeros, n, best):
+    """Of a matrix of 4096 x 4096."""
+    monkeypatch.setattr(hybrid_fit, "lines", lambda number: hybrid_lines.H200_LINES)
+    monkeypatch.setattr(hybrid_predict, "chip", lambda number: H200)
+    size, kind = 4096, lookup(dtype)
+    lengths = np.full(size, round(size * (1 - zeros)))
+    known = {
+        "row lengths": SimpleNamespace(value=lengths),
+        "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, kind.itemsize)),
+        "filled tiles": SimpleNamespace(value=float(size // 64) ** 2),
+        "live columns": SimpleNamespace(places=np.arange(size)),
+        "excess": SimpleNamespace(value=excess_by_chance(size**2, 1 - zeros)),
+    }
+    h = SimpleNamespace(
+        _dtype=kind, dtype=kind.logical, size=size**2, shape=(size, size), density=1 - zeros,
+        stored=SimpleNamespace(grid=(size // 64,) * 2, bytes_in_tiles=1e7),
+        nnz=int(lengths.sum()), device="cuda:0", prepared=lambda name, make: known[name],
+    )  # fmt: skip
+    assert hybrid_choice._best(hybrid_predict.predictions(h, n))[0] == best
+
+
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
         "row lengths": SimpleNamespace(value=np.full(4096, 410)),

@@ -15,7 +15,7 @@ from sparse24._hybrid.choice import STRIPS, Ran, choose, kind_of, way_of
 from sparse24._hybrid.dense import DenseStack, flat_views
 from sparse24._hybrid.layouts import layout
 from sparse24._hybrid.staged import Staged, by_rows, room_for
-from sparse24._hybrid.two_four import TwoFour, Twice
+from sparse24._hybrid.two_four import Twice, TwoFour
 from sparse24._moved_layout import laying_out
 from sparse24._records import PLAIN, Problem
 from sparse24.kernels.dense import BoundDense

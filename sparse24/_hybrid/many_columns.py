@@ -51,7 +51,7 @@ def _strips_time(h, path: str, n: int, lines) -> float:
 def times_of_sums(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The paths of 2:4 products to which something is added, in float32 and int8."""
     product, copy = _sparse_time(_problem(h, n, device), h), line_of(lines, "copy", n)
-    summed = _dtypes.TABLE[h._dtype.result].itemsize * h.shape[0] * n
+    summed = _dtypes.numpy_dtype(h._dtype.result).itemsize * h.shape[0] * n
     if h._dtype.name == "int8":  # a launch of its own
         adding = copy.seconds(0, 3 * summed)
     else:
@@ -67,7 +67,7 @@ def _overflow_time(h, n: int, lines) -> float:
     of_warp, dtype = hybrid_overflow.columns(h._dtype), h._dtype
     columns = -(-n // of_warp) * of_warp
     line, added = line_of(lines, "overflow", n), excess(h) * columns
-    updated = 2 * _dtypes.TABLE[dtype.result].itemsize * h.shape[0] * n
+    updated = 2 * _dtypes.numpy_dtype(dtype.result).itemsize * h.shape[0] * n
     seconds = line.seconds(OVERFLOW_ELEMENT[dtype.itemsize] * added, updated)
     return max(seconds, OVERFLOW_STEP * _excess_of_longest_row(h))
 
