@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24._dtypes import DType, numpy_dtype
+from sparse24._dtypes import TABLE, DType, numpy_dtype
 from sparse24.kernels import loader
 
 NAME = "hybrid_overflow"
 THREADS = 128
+TURNED_ROWS = 32  # of a block that stores by columns
 WARP, VECTOR = 32, 16  # lanes, and bytes of a row of the result that each of them takes
 
 
@@ -54,16 +55,38 @@ def add(overflow: Overflow, b, out) -> None:
     (n, count), dtype = (b.shape[1], overflow.rows.size), overflow.dtype
     if not count:
         return
-    own = _of_lane(dtype)
-    b_vector = n % own == 0 and _in_vectors(b, own)
-    out_vector = b_vector and _in_vectors(out, own)
-    defines = _defines(dtype.name, dtype.result, b_vector=b_vector, out_vector=out_vector)
+    form = form_of(dtype, b, out)
     of_b, of_out = ([stride // x.itemsize for stride in x.strides] for x in (b, out))
-    loader.function(NAME, "add", defines)(
-        (-(-n // columns(dtype)), -(-count // (THREADS // WARP))), (THREADS,),
+    loader.function(NAME, "add", form.defines(dtype))(
+        (-(-n // columns(dtype)), -(-count // form.rows)), (THREADS,),
         (overflow.rows, overflow.starts, np.int32(count), overflow.columns, overflow.values,
          b, n, *of_b, out, *of_out),
     )  # fmt: skip
+
+
+class Form(NamedTuple):
+    """What the kernel is compiled for, as its macros."""
+
+    b_vector: bool
+    out_vector: bool
+    turned: bool
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return TURNED_ROWS if self.turned else THREADS // WARP
+
+    def defines(self, dtype: DType) -> loader.Defines:
+        names = (("ELEMENT", dtype.name), ("OUTPUT", dtype.result), ("THREADS", THREADS))
+        return (*names, *((name.upper(), int(value)) for name, value in self._asdict().items()))
+
+
+def form_of(dtype: DType, b, out) -> Form:
+    """How elements are read and stored, as both matrices lie in memory."""
+    own = _of_lane(dtype)
+    b_vector = b.shape[1] % own == 0 and _in_vectors(b, own)
+    turned = out.strides[0] == out.itemsize != out.strides[1]
+    return Form(b_vector, b_vector and not turned and _in_vectors(out, own), turned)
 
 
 def _in_vectors(x, elements: int) -> bool:
@@ -72,20 +95,11 @@ def _in_vectors(x, elements: int) -> bool:
     return x.strides[1] == x.itemsize and not (x.strides[0] | x.data.ptr) % nbytes
 
 
-def _defines(name: str, result: str, *, b_vector: bool, out_vector: bool) -> loader.Defines:
-    return (
-        ("ELEMENT", name), ("OUTPUT", result), ("THREADS", THREADS),
-        ("B_VECTOR", int(b_vector)), ("OUT_VECTOR", int(out_vector)),
-    )  # fmt: skip
-
-
 COMPILE_CHECKS = [
-    (_defines(name, result, b_vector=b_vector, out_vector=out_vector), arch, instruction)
-    for name, result, instruction in (
-        ("bfloat16", "bfloat16", "FFMA"), ("float16", "float16", "FFMA"),
-        ("float32", "float32", "FFMA"), ("int8", "int32", "IMAD"),
-    )
-    for arch, b_vector, out_vector in (
-        ("sm_90a", True, True), ("sm_90a", True, False), ("sm_80", False, False),
+    (form.defines(TABLE[name]), arch, "IMAD" if name == "int8" else "FFMA")
+    for name in ("bfloat16", "float16", "float32", "int8")
+    for arch, form in (
+        ("sm_90a", Form(True, True, False)), ("sm_90a", Form(True, False, True)),
+        ("sm_80", Form(False, False, False)), ("sm_80", Form(False, False, True)),
     )
 ]  # fmt: skip

@@ -8,12 +8,15 @@
 //
 // A warp takes one row of out and as many of its columns as 32 lanes hold in 16 bytes each: 256 of 16 bits, 128 of float32
 // and of int8, whose results are int32.  Those of a lane are neighbours where rows of b can be read by vectors, otherwise
-// they are 32 apart.  kAhead rows of b are loaded at once, without shared memory.  An element of out is updated by a single
-// lane, which adds in order: the same bits every time.  Sums of floats are float32, of sums of kAhead products, which keeps
-// the errors of long rows small; but the element of out has been rounded by the 2:4 product before.
+// they are 32 apart.  kAhead rows of b are loaded at once, without shared memory.  Sums of floats are float32, of sums of
+// kAhead products, which keeps the errors of long rows small; but the element of out has been rounded by the 2:4 product
+// before.  An element of out is updated by a single lane, which adds in order: the same bits every time.
 //
-// Macros: ELEMENT OUTPUT THREADS, B_VECTOR and OUT_VECTOR: whether a lane's elements can be read, and stored, at once.
-// Launcher: kernels/hybrid_overflow.py.
+// Where the columns of out are contiguous (TURNED), a block collects the sums of kTurned rows in shared memory, and adds
+// them column by column: rows that are neighbours in the list mostly are neighbours in memory, too.
+//
+// Macros: ELEMENT OUTPUT THREADS TURNED, B_VECTOR and OUT_VECTOR: whether a lane's elements can be read, and stored, at
+// once.  Launcher: kernels/hybrid_overflow.py.
 #include "numeric.cuh"
 
 using Count = long long;
@@ -21,7 +24,9 @@ using In = Scalar<Kind::ELEMENT>;
 using Out = Scalar<Kind::OUTPUT>;
 using Sum = decltype(In::load(In::type()));
 constexpr int kOwn = 16 / sizeof(Out::type), kAhead = 4, kApart = B_VECTOR ? 1 : 32;
+constexpr int kColumns = 32 * kOwn, kWarps = THREADS / 32, kTurned = 32;
 template <class Element> struct alignas(kOwn * sizeof(Element)) Own { Element x[kOwn]; };
+struct Sums { Sum x[kOwn]; };
 
 // A lane's elements of a line: all at once, or those below n one by one.
 template <bool vector, class Element>
@@ -46,33 +51,60 @@ __device__ void write(const Own<Element>& own, Element* line, Count first, Count
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-add(const int* rows, const int* starts, int count, const int* columns, const In::type* values, const In::type* b,
-    Count n, Count b_row, Count b_column, Out::type* out, Count out_row, Count out_column) {
-    const int number = blockIdx.y * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Count first = Count(blockIdx.x) * 32 * kOwn + (B_VECTOR ? lane * kOwn : lane);
-    if (number >= count || first >= n) return;
-    const int from = starts[number], to = starts[number + 1];
-    Out::type* line = out + rows[number] * out_row;
-    Own<Out::type> own = read<OUT_VECTOR>(line, first, n, out_column);
-    Sum sums[kOwn] = {};
+// The elements from..to of a row, times a lane's columns of b.
+__device__ Sums multiply(int from, int to, const int* columns, const In::type* values, const In::type* b, Count first,
+                         Count n, Count b_row, Count b_column) {
+    Sums sums = {};
     for (int e = from; e < to; e += kAhead) {
         Own<In::type> lines[kAhead];
 #pragma unroll
         for (int j = 0; j < kAhead; ++j)
             if (e + j < to) lines[j] = read<B_VECTOR>(b + columns[e + j] * b_row, first, n, b_column);
-        Sum few[kOwn] = {};
+        Sums few = {};
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             if (e + j >= to) break;
             const Sum value = In::load(values[e + j]);
 #pragma unroll
-            for (int i = 0; i < kOwn; ++i) few[i] += value * In::load(lines[j].x[i]);
+            for (int i = 0; i < kOwn; ++i) few.x[i] += value * In::load(lines[j].x[i]);
         }
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) sums[i] += few[i];
+        for (int i = 0; i < kOwn; ++i) sums.x[i] += few.x[i];
     }
+    return sums;
+}
+
+__device__ Out::type added(Out::type before, Sum sum) { return Out::store(Out::load(before) + sum); }
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+add(const int* rows, const int* starts, int count, const int* columns, const In::type* values, const In::type* b,
+    Count n, Count b_row, Count b_column, Out::type* out, Count out_row, Count out_column) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own_first = B_VECTOR ? lane * kOwn : lane;
+    const Count block_first = Count(blockIdx.x) * kColumns, first = block_first + own_first;
+#if TURNED
+    __shared__ Sum tile[kTurned][kColumns + 1];
+    for (int i = warp; i < kTurned; i += kWarps) {
+        const int number = blockIdx.y * kTurned + i;
+        Sums sums = {};
+        if (number < count && first < n)
+            sums = multiply(starts[number], starts[number + 1], columns, values, b, first, n, b_row, b_column);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) own.x[i] = Out::store(Out::load(own.x[i]) + sums[i]);
+        for (int j = 0; j < kOwn; ++j) tile[i][own_first + kApart * j] = sums.x[j];
+    }
+    __syncthreads();
+    const int number = blockIdx.y * kTurned + lane;
+    if (number >= count) return;
+    Out::type* line = out + rows[number] * out_row + block_first * out_column;
+    for (int c = warp; c < kColumns && block_first + c < n; c += kWarps)
+        line[c * out_column] = added(line[c * out_column], tile[lane][c]);
+#else
+    const int number = blockIdx.y * kWarps + warp;
+    if (number >= count || first >= n) return;
+    Out::type* line = out + rows[number] * out_row;
+    Own<Out::type> own = read<OUT_VECTOR>(line, first, n, out_column);
+    const Sums sums = multiply(starts[number], starts[number + 1], columns, values, b, first, n, b_row, b_column);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) own.x[i] = added(own.x[i], sums.x[i]);
     write<OUT_VECTOR>(own, line, first, n, out_column);
+#endif
 }

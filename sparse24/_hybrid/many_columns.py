@@ -19,7 +19,7 @@ STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 STRIP_ROWS, STRIP_COLUMNS = 128, 1 << 28  # of the lower strips; columns that their numbers can tell
 SKINNY, SKINNY_LONGER = 8, 1.2  # columns, up to which they take longer than the planner expects
 # By bytes, relative to 16 bits: the time for an element that is left out, times a column.
-OVERFLOW_ELEMENT = {1: 0.8, 2: 1.0, 4: 1.57}
+OVERFLOW_ELEMENT = {1: 1.5, 2: 1.0, 4: 1.57}
 OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
 
 

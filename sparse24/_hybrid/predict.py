@@ -39,6 +39,7 @@ PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # panel: for each row of b beyond so many
 # csr: each time that a thread waits for elements and then for rows of b ("Rows of unlike length").
 CSR_ROUND = 1.4e-7
 CSR_SHORT = 1.35  # csr: the factor by which elements of 16 bits take longer than its line
+CSR_BYTE, CSR_BYTE_FROM = 2.3, 9  # the same of int8, from so many columns on
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
@@ -130,6 +131,8 @@ def _csr_time(h, n: int, lines) -> dict[str, float]:
         return {"csr": seconds}
     if h._dtype.itemsize == ITEMSIZE:
         seconds *= CSR_SHORT
+    elif h._dtype.itemsize < ITEMSIZE and n >= CSR_BYTE_FROM:
+        seconds *= CSR_BYTE
     rounds = hybrid_csr_plan.rounds(h.shape, h.nnz, int(row_lengths(h)[0]), n, h._dtype)
     return {"csr": max(seconds, line.fixed + CSR_ROUND * rounds)}
 

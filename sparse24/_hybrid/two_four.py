@@ -61,9 +61,9 @@ class Twice:
         if out.dtype.kind == "f":
             self._second.multiply(b, out, NO_OPTIONS._replace(c=out, beta=1.0))
         else:  # a kernel would add in float32, which rounds large integers
-            rest = _arrays.cupy_module().empty_like(out)
+            rest = _arrays.cupy_module().empty_like(out)  # by columns as well
             self._second.multiply(b, rest)
-            out += rest
+            _add(rest, out)
 
     @property
     def nbytes(self) -> int:
@@ -99,6 +99,12 @@ def _parted(bits, xp):
     first = held & (xp.cumsum(held, axis=2, dtype=xp.int8) <= KEPT)
     parts = (part.reshape(m, -1)[:, :k] for part in (first, held & ~first))
     return tuple(map(xp.ascontiguousarray, parts))
+
+
+def _add(rest, out) -> None:
+    """out += rest, along the axis that is contiguous in both."""
+    here, there = (rest, out) if by_rows(out) else (rest.T, out.T)
+    there += here
 
 
 def _by_rows(b):
