@@ -131,7 +131,7 @@ def _holds_vector(out: Any, call: Call) -> bool:
     """Whether a result shares memory with a scale or a bias of the call, all on a GPU."""
     own = {} if call.epilogue is None else vars(call.epilogue)
     vectors = (*(call.scales or ()), *(own[name] for name in own if name != "aux"))
-    return any(type(v) is type(out) and _overlap.overlaps(v, out) for v in vectors)
+    return any(_arrays.address(v) is not None and _overlap.overlaps(v, out) for v in vectors)
 
 
 def _place(address: int, placed: bool) -> int:

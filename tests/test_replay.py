@@ -97,6 +97,21 @@ def test_a_tensor_without_memory_finds_no_launch_of_one_that_has_some(kinds_of_t
             assert _replay.signature(plain, None, bias, from_left=True, placed=placed) is None
 
 
+@pytest.mark.parametrize("where", ["bias", "scales"])
+def test_a_vector_in_the_result_is_found_whatever_class_it_has(where):
+    """Else the launch of a call whose result lies elsewhere would read it while it is written."""
+    torch = pytest.importorskip("torch")
+    memory = torch.zeros(16)
+    out, other = memory[:12].view(3, 4), torch.zeros(3, 4)
+    for part in (memory[8:12], torch.nn.Parameter(memory[8:12], requires_grad=False)):
+        given = {"scales": (2.0, part)}
+        if where == "bias":
+            given = {"epilogue": s24.Epilogue(bias=part, aux=out)}  # which is refused in other ways
+        call = NO_OPTIONS._replace(**given)
+        assert _replay._holds_vector(out, call)
+        assert not _replay._holds_vector(other, call)
+
+
 def layer(rng, m=256, k=512):
     import cupy
 
