@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _memory_order
 from sparse24._records import Compressed24, Fused, Operand24
 
 
@@ -59,8 +59,12 @@ def _record(
 
 
 def _spread(x: Any, batch: tuple[int, ...], core: int) -> Any:
-    """(..., core) as (prod(batch), core); a broadcast copies, with rows 16-byte aligned."""
-    if x.shape[:-core] != batch:
+    """(..., core) as (prod(batch), core).
+
+    A broadcast, and a part of two batch axes, copies: kernels want rows that are 16-byte aligned,
+    which those of `reshape` need not be.
+    """
+    if x.shape[:-core] != batch or not _memory_order.is_even(x, core):
         copy = _arrays.empty_rows(_arrays.namespace(x), (*batch, *x.shape[-core:]), x.dtype)
         copy[...] = x
         x = copy

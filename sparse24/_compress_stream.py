@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _excess, _foreign, _spec, _storage
+from sparse24 import _arrays, _check, _devices, _dtypes, _excess, _foreign, _spec, _storage
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -65,6 +65,7 @@ def compress_blocks(
     x = _sliceable(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     device = ("cuda" if _arrays.cuda_available() else "cpu") if device == "auto" else device
+    device = _storage.device_name(device)
     move = _storage.mover(device)
     rows = _block_rows(x, device) if rows is None else rows
     step = _check.whole(rows, argument="rows", least=1)
@@ -138,7 +139,8 @@ def _movable(block: np.ndarray, dtype) -> tuple[np.ndarray, Any]:
 def _block_rows(x, device: str) -> int:
     limit = HOST_BLOCK
     if device != "cpu":
-        limit = _free_memory() // GPU_SHARE
+        with _devices.on_device(device):
+            limit = _free_memory() // GPU_SHARE
     rows = limit // max(1, x.shape[1] * np.dtype(x.dtype).itemsize)
     return max(_spec.ATOM_M, rows - rows % _spec.ATOM_M)
 

@@ -5,6 +5,7 @@ Kernels copy 16 bytes at a time along a line, a row or a column whose elements a
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from sparse24 import _arrays
@@ -47,6 +48,21 @@ def spills(out) -> bool:
     extent = out.shape[-2] if along == "column" else out.shape[-1]
     ends = extent * out.dtype.itemsize % _arrays.VECTOR == 0
     return not ends and along != "strided" and aligned(out)
+
+
+def batch_axes(x, trailing: int = 2) -> list[tuple[int, int]]:
+    """Sizes and strides of the axes before the last ones, but for those of size 1, whose strides
+    mean nothing.
+    """
+    axes = zip(x.shape[:-trailing], x.strides[:-trailing], strict=True)
+    return [(size, stride) for size, stride in axes if size > 1]
+
+
+def is_even(x, trailing: int = 2) -> bool:
+    """Whether what these axes count, such as the matrices of a stack, lies at one distance."""
+    return all(
+        outer == size * inner for (_, outer), (size, inner) in pairwise(batch_axes(x, trailing))
+    )
 
 
 def facts(b, out) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def layout_of(x: Any) -> tuple | None:
     """Shape, strides, type and, on the GPU, alignment to 16 bytes and device of an array.
 
     None for what is not remembered: on the CPU arrays of other libraries than NumPy, which are
-    converted at each call; CuPy's on another device than the current one.
+    converted at each call; CuPy's on another device than the current one; tensors without memory,
+    which are refused, also beside a launch that would serve their layout.
     """
     if type(x) is np.ndarray:
         return x.shape, x.strides, x.dtype
@@ -88,11 +89,23 @@ def layout_of(x: Any) -> tuple | None:
             return None
         return x.shape, x.strides, x.dtype, x.data.ptr & 15, x.data.device_id
     if _arrays.is_torch(x) and x.is_cuda and not x.is_neg():  # else the call is to be refused
-        device = x.device.index
+        place, device = _address(x), x.device.index
+        if not place:
+            return None
         # Work goes to torch's stream, whose arguments may differ from another stream's.
-        stream = _arrays.torch_stream(x)
-        return x.shape, x.stride(), x.dtype, x.data_ptr() & 15, device, stream
+        return x.shape, x.stride(), x.dtype, place & 15, device, _arrays.torch_stream(x)
     return None
+
+
+def _address(x: Any) -> int:
+    """Where the elements of a tensor begin; 0 if it has none of its own, as one that wraps others.
+
+    torch raises that of a sparse tensor, and of one that stands for others in `torch.func`.
+    """
+    try:
+        return x.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _fact(value: Any, placed: bool) -> Any:
@@ -107,16 +120,18 @@ def _fact(value: Any, placed: bool) -> Any:
         return tuple([_fact(v, placed) for v in value])
     if _arrays.is_cupy(value):
         return _place(value.data.ptr, placed), value.shape, value.strides, value.dtype
-    if _arrays.is_torch(value) and value.is_cuda and not value.is_neg():
-        return _place(value.data_ptr(), placed), value.shape, value.stride(), value.dtype
-    raise _Unknown
+    on_gpu = _arrays.is_torch(value) and value.is_cuda and not value.is_neg()
+    address = _address(value) if on_gpu else 0
+    if not address:
+        raise _Unknown
+    return _place(address, placed), value.shape, value.stride(), value.dtype
 
 
 def _holds_vector(out: Any, call: Call) -> bool:
     """Whether a result shares memory with a scale or a bias of the call, all on a GPU."""
     own = {} if call.epilogue is None else vars(call.epilogue)
     vectors = (*(call.scales or ()), *(own[name] for name in own if name != "aux"))
-    return any(type(v) is type(out) and _overlap.overlaps(v, out) for v in vectors)
+    return any(_arrays.address(v) is not None and _overlap.overlaps(v, out) for v in vectors)
 
 
 def _place(address: int, placed: bool) -> int:

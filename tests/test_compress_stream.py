@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse
+from fake_device import Place
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _arrays, _compress_stream, _dtypes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.stem("compress")])]
+
+
+def test_blocks_are_as_large_as_the_named_device_has_room_for(monkeypatch):
+    """Not the current one, which may have more or less."""
+    free = {0: 1 << 40, 1: 1 << 24}
+    monkeypatch.setattr(Place, "current", 0)
+    cuda = SimpleNamespace(cuda=SimpleNamespace(Device=Place))
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: cuda)
+    monkeypatch.setattr(_compress_stream, "_free_memory", lambda: free[Place.current])
+    x = np.zeros((4, 1024), np.float32)
+    rows = {name: _compress_stream._block_rows(x, name) for name in ("cuda", "cuda:0", "cuda:1")}
+    assert rows == {"cuda": 1 << 25, "cuda:0": 1 << 25, "cuda:1": 1 << 9}
+    assert Place.current == 0
+
+
+def test_the_cpu_as_torch_names_it_needs_no_gpu(monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    def no_gpu():
+        raise AssertionError("asked a GPU for its memory")
+
+    monkeypatch.setattr(_compress_stream, "_free_memory", no_gpu)
+    got = s24.compress_stream(np.eye(4, 8, dtype=np.float32), device=torch.device("cpu"))
+    assert got.device == "cpu"
 
 
 class Reader:

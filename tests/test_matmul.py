@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,37 @@ from hypothesis import strategies as st
 from matmul_cases import STEMS, assert_close, logical, operands, put, sample
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _arrays, _batch_axes, _dtypes
 from sparse24._arrays import to_numpy
 from sparse24.kernels import reference
 
 SIZES = [(1, 1, 1), (5, 7, 3), (64, 128, 8), (65, 130, 17), (128, 256, 64), (200, 100, 129)]
+
+
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("name", ["float16", "float32", "int8"])
+def test_parts_of_two_batch_axes(xp, name, rng):
+    """Their matrices do not lie at one distance, and rows of 10 stored elements are no vectors."""
+    a = s24.random((2, 3, 33, 20), dtype=name, rng=rng)
+    x = sample((20, 8), name, rng)
+    on_device = a if xp is np else a.to_device("cuda")
+    for key in (np.s_[:, :2], np.s_[:, ::2], np.s_[:, 1:]):
+        got = to_numpy(on_device[key] @ put(x, xp))
+        np.testing.assert_allclose(got, a[key] @ x, rtol=1e-2, atol=1e-2)
+
+
+def test_rows_of_flattened_batch_axes_are_aligned(monkeypatch):
+    """As on a GPU, where the stored rows of such a part begin on 16-byte boundaries."""
+    on_gpu = SimpleNamespace(empty=np.empty)
+    monkeypatch.setattr(_arrays, "namespace", lambda x: on_gpu)
+    values = _arrays.empty_rows(on_gpu, (2, 3, 4, 10), np.float16)
+    values[...] = np.arange(values.size).reshape(values.shape)
+    for key, is_view in ((np.s_[:], True), (np.s_[:1, ::2], True), (np.s_[:, ::2], False)):
+        part = values[key]
+        flat = _batch_axes._spread(part, part.shape[:2], 2)
+        assert flat.strides[-2] == 32  # of 20 bytes
+        assert np.shares_memory(flat, values) == is_view
+        np.testing.assert_array_equal(flat, part.reshape(-1, 4, 10))
 
 
 @pytest.mark.stem(*STEMS)

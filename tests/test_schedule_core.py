@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -73,6 +74,18 @@ def test_dynamic_scheduler_from_gradients_alone(rng):
     weights = [np.ones((10, 10)), np.ones((20, 5))]
     sparse = S.apply_masks(weights, masks)
     assert sum(w.sum() for w in sparse) == 140
+
+
+def test_a_named_tuple_of_weights_stays_one():
+    class Layer(NamedTuple):
+        weight: np.ndarray
+        bias: np.ndarray
+
+    weights = Layer(np.array([1.0, 2.0]), np.ones(2))
+    sparse = S.apply_masks(weights, Layer(np.array([False, True]), None))
+    assert type(sparse) is Layer
+    assert sparse.weight.tolist() == [0, 2]
+    assert sparse.bias is weights.bias
 
 
 def test_rules_by_name_and_dense_layers(rng):

@@ -110,6 +110,20 @@ def test_an_overflow_is_no_statistic_of_a_layer(rng, at, bad):
     assert at == 0 or squares[at] == squares[at - 1]
 
 
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_layer_whose_gradients_overflowed_has_the_common_density(bad):
+    """As at the first step of a loss scaler: it is not the layer that learns the least."""
+    shapes = dict.fromkeys("abc", (64, 64))
+    squares = {"a": bad, "b": 1.0, "c": 4.0}
+    memory = {name: {"grad_square": np.array(x)} for name, x in squares.items()}
+    shares = S.Adaptive().shares(0.5, shapes, memory)
+    assert shares["c"] < shares["a"] < shares["b"]
+    assert abs(shares["a"] - 0.5) < 0.01
+    for name in "bc":
+        memory[name]["grad_square"] = np.array(bad)
+    assert S.Adaptive().shares(0.75, shapes, memory) == dict.fromkeys("abc", 0.75)
+
+
 @pytest.mark.parametrize(
     ("times", "words"),
     [

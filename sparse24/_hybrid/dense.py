@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 from typing import Any
 
+from sparse24._memory_order import batch_axes, is_even
 from sparse24._views import View
 from sparse24.kernels.dense import BoundDense, Gemm
 
@@ -30,7 +30,7 @@ def flat_views(stack: Any, out: Any) -> tuple[View, View] | None:
 
     It steps by one distance, forward, and writes matrices of the result in any order.
     """
-    if not (_is_even(stack) and _is_even(out)):
+    if not (is_even(stack) and is_even(out)):
         return None
     b, result = _flat(stack), _flat(out)
     (of_b, *_), (of_out, *inner) = b.strides, result.strides
@@ -39,21 +39,10 @@ def flat_views(stack: Any, out: Any) -> tuple[View, View] | None:
     return (b, result) if of_b >= 0 and apart else None
 
 
-def _is_even(stack: Any) -> bool:
-    """Whether the matrices of a stack follow each other at one distance."""
-    return all(outer == inner * size for (_, outer), (size, inner) in pairwise(_batch_axes(stack)))
-
-
-def _batch_axes(stack: Any) -> list[tuple[int, int]]:
-    """Sizes and strides of the batch axes but for those of size 1, whose strides mean nothing."""
-    axes = zip(stack.shape[:-2], stack.strides[:-2], strict=True)
-    return [(size, stride) for size, stride in axes if size > 1]
-
-
 def _flat(stack: Any) -> View:
     """A stack whose matrices follow each other at one distance, with one batch axis."""
     view = copy.copy(stack) if isinstance(stack, View) else View(stack)
-    (m, n), axes = stack.shape[-2:], _batch_axes(stack)
+    (m, n), axes = stack.shape[-2:], batch_axes(stack)
     distance = axes[-1][1] if axes else stack.size * stack.itemsize
     view.shape = (stack.size // (m * n), m, n)
     view.strides, view.ndim = (distance, *stack.strides[-2:]), 3

@@ -123,16 +123,21 @@ class Adaptive(Distribution):
         sizes = sizes_of(shapes)
         total = floor_count(sparsity, sum(sizes.values()))
         roots = {n: self._root_mean_square(memory[n]) for n in shapes}
-        mean = sum(roots.values()) / max(1, len(roots))
+        known = [root for root in roots.values() if root is not None]
+        mean = sum(known) / max(1, len(known))
         weights = {n: self._weight(n, roots[n], mean) for n in shapes}
         low = {n: max(1 - most, 1 - sparsity - self.of(n).reach) for n in shapes}
         high = {n: min(1.0, 1 - sparsity + self.of(n).reach) for n in shapes}
         density = fill(weights, sizes, sum(sizes.values()) - total, low, high)
         return round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total, most)
 
-    def _root_mean_square(self, memory: Memory) -> float:
+    def _root_mean_square(self, memory: Memory) -> float | None:
+        """None of a layer of which all gradients so far have overflowed."""
         square = float(memory["grad_square"])
-        return math.sqrt(square) if math.isfinite(square) else 0.0
+        return math.sqrt(square) if math.isfinite(square) else None
 
-    def _weight(self, name: str, root: float, mean: float) -> float:
-        return max(root / mean, 1e-3) ** self.of(name).strength if mean > 0 else 1.0
+    def _weight(self, name: str, root: float | None, mean: float) -> float:
+        """The layer's density relative to the common one, which it has while nothing is known."""
+        if root is None or not mean > 0:
+            return 1.0
+        return max(root / mean, 1e-3) ** self.of(name).strength

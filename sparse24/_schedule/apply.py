@@ -50,7 +50,8 @@ def apply_masks(weights, masks):
             raise ArgumentError(
                 f"masks must be as many as weights, {len(weights)}, got {len(masks)}"
             )
-        return type(weights)(
+        make = getattr(type(weights), "_make", type(weights))  # named tuples take no iterable
+        return make(
             w if m is None else _masked(w, m, str(i))
             for i, (w, m) in enumerate(zip(weights, masks, strict=True))
         )
