@@ -343,7 +343,7 @@ def test_products_that_are_added_up_beat_the_dense_one(monkeypatch, dtype, zeros
     lengths = np.full(size, round(size * (1 - zeros)))
     known = {
         "row lengths": SimpleNamespace(value=lengths),
-        "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, kind.itemsize)),
+        "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, 4)),
         "filled tiles": SimpleNamespace(value=float(size // 64) ** 2),
         "live columns": SimpleNamespace(places=np.arange(size)),
         "excess": SimpleNamespace(value=excess_by_chance(size**2, 1 - zeros)),
