@@ -92,22 +92,25 @@ def prepare(
 ) -> Callable[[Any, Any, Any, Fused], None]:
     """The callable multiplies a dense (m, k) or (batch, m, k) array by b."""
     direct = problem.plain and problem.out_dtype == problem.dtype and problem.dtype in FLOATS
+    sums = problem.plain and problem.dtype == "int8" and problem.out_dtype == "int32"
 
     def launch(a, b, out, epilogue: Fused) -> None:
         if direct and _leading(out) is not None:
             _gemm(a, b, out, problem)
             return
-        apply_epilogue(_accumulators(a, b, problem), out, problem.out_dtype, epilogue)
+        made = _accumulators(a, b, problem, out if sums else None)
+        if made is not out:
+            apply_epilogue(made, out, problem.out_dtype, epilogue)
 
     return launch
 
 
-def _accumulators(a, b, problem: Problem):
-    """The product in the accumulator's type, row-major (batch, m, n)."""
+def _accumulators(a, b, problem: Problem, out):
+    """The product in the accumulator's type, row-major (batch, m, n), or `out` if it is that."""
     import cupy as cp
 
     if problem.dtype == "int8":
-        return dense_int8.accumulators(a, b)
+        return dense_int8.accumulators(a, b, out)
     if problem.dtype not in FLOATS:
         a, b = _widen(a, problem.dtype), _widen(b, problem.b_dtype)
     shape = (problem.batch, problem.m, problem.n)

@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from sparse24.kernels import cublas
+from sparse24.kernels import cublas, transpose
 
 # https://docs.nvidia.com/cuda/cublas (cublasLtMatmul, "to use IMMA kernels"): of 4, for speed 16.
 MULTIPLE = 16
 _SCALARS = np.array([1, 0], np.int32)
 
 
-def accumulators(a: Any, b: Any) -> Any:
-    """``a @ b`` of int8 CuPy arrays as int32, shape (batch, m, n), stored by rows.
+def accumulators(a: Any, b: Any, out: Any = None) -> Any:
+    """``a @ b`` of int8 CuPy arrays as int32, shape (batch, m, n).
 
-    Each has two axes, or three with the batch in front.  Enqueued on CuPy's current stream.
+    Each has two axes, or three with the batch in front.  It is `out`, an array of this shape or
+    (m, n), if one is given that cuBLAS can write as it lies; else a new array, stored by rows.
+    Enqueued on CuPy's current stream.
     """
     import cupy as cp
 
@@ -29,9 +31,26 @@ def accumulators(a: Any, b: Any) -> Any:
     if not m * n * k:
         return cp.zeros((batch, m, n), np.int32)
     left, right = _along_k(a), _along_k(b.swapaxes(-1, -2))
-    sums = cp.empty((batch, left.shape[-2], right.shape[-2]), np.int32)
-    _multiply(left, right, sums)
+    rows, columns = left.shape[-2], right.shape[-2]
+    if out is not None and (rows, columns) == (m, n):
+        turned = out.swapaxes(-1, -2)
+        if _takes(out):
+            _multiply(left, right, out, batch)
+            return out
+        if _takes(turned):
+            _multiply(right, left, turned, batch)
+            return out
+    sums = cp.empty((batch, rows, columns), np.int32)
+    _multiply(left, right, sums, batch)
     return cp.ascontiguousarray(sums[:, :m, :n])
+
+
+def _takes(x: Any) -> bool:
+    """Whether cuBLAS reads or writes these rows, which begin on multiples of elements and bytes."""
+    row, column = x.strides[-2:]
+    whole = row >= x.shape[-1] * x.itemsize and not row % (MULTIPLE * x.itemsize)
+    forward = x.ndim == 2 or (x.strides[0] >= 0 and not x.strides[0] % MULTIPLE)
+    return column == x.itemsize and whole and forward and x.data.ptr % MULTIPLE == 0
 
 
 def _along_k(x: Any) -> Any:
@@ -40,27 +59,32 @@ def _along_k(x: Any) -> Any:
 
     rows, k = x.shape[-2:]
     even = (*x.shape[:-2], *(-(-size // MULTIPLE) * MULTIPLE for size in (rows, k)))
-    if even == x.shape and x.flags.c_contiguous and x.data.ptr % MULTIPLE == 0:
-        return x
+    if even == x.shape:
+        if _takes(x):
+            return x
+        turned = x.swapaxes(-1, -2)
+        if transpose.takes(turned):
+            return transpose.launch(turned).swapaxes(-1, -2)
     copy = cp.empty(even, np.int8) if even == x.shape else cp.zeros(even, np.int8)
     copy[..., :rows, :k] = x
     return copy
 
 
-def _multiply(left: Any, right: Any, sums: Any) -> None:
+def _multiply(left: Any, right: Any, sums: Any, batch: int) -> None:
     """``sums = left @ right.T``; BLAS writes by columns, so it multiplies ``right @ left.T``."""
-    batch, rows, columns = sums.shape
+    rows, columns = sums.shape[-2:]
     k, alpha = left.shape[-1], _SCALARS.ctypes.data
-    operands = [(x.data.ptr, cublas.DATA_TYPE["int8"], k, _apart(x)) for x in (right, left)]
+    operands = [(x.data.ptr, cublas.DATA_TYPE["int8"], *_steps(x)) for x in (right, left)]
     launch, handle = cublas.gemm()
     launch(
         handle(), cublas.TRANSPOSED, cublas.NOT_TRANSPOSED, columns, rows, k,
         alpha, *operands[0], *operands[1], alpha + _SCALARS.itemsize,
-        sums.data.ptr, cublas.DATA_TYPE["int32"], columns, rows * columns, batch,
+        sums.data.ptr, cublas.DATA_TYPE["int32"], *_steps(sums), batch,
         cublas.COMPUTE_32I, cublas.GEMM_DEFAULT,
     )  # fmt: skip
 
 
-def _apart(x: Any) -> int:
-    """Elements from a matrix of a stack to the next; none for one that serves all."""
-    return x.shape[-2] * x.shape[-1] if x.ndim == 3 and x.shape[0] > 1 else 0
+def _steps(x: Any) -> tuple[int, int]:
+    """Elements from row to row, and from matrix to matrix: none for one that serves all."""
+    apart = x.strides[0] if x.ndim == 3 and x.shape[0] > 1 else 0
+    return x.strides[-2] // x.itemsize, apart // x.itemsize

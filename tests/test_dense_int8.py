@@ -12,9 +12,9 @@ from fake_device import array
 
 import sparse24 as s24
 from sparse24._arrays import to_numpy
-from sparse24.kernels import cublas, dense_int8
+from sparse24.kernels import cublas, dense_int8, transpose
 
-SIZES = [(16, 32, 48), (1, 1, 1), (17, 33, 5), (40, 16, 1), (1, 100, 64)]  # m, k, n
+SIZES = [(16, 32, 48), (128, 64, 16), (1, 1, 1), (17, 33, 5), (40, 16, 1), (1, 100, 64)]  # m, k, n
 
 
 def signed(rng, *shape):
@@ -23,9 +23,9 @@ def signed(rng, *shape):
 
 def lie_otherwise(x):
     """The same elements by rows, by columns, strided, backwards and off a boundary."""
-    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), np.int8)
+    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
     wide[..., ::2] = x
-    off = np.zeros(x.size + 1, np.int8)[1:].reshape(x.shape)
+    off = np.zeros(x.size + 1, x.dtype)[1:].reshape(x.shape)
     off[...] = x
     by_columns = np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
     return x, by_columns, wide[..., ::2], x[..., ::-1].copy()[..., ::-1], off
@@ -71,6 +71,7 @@ def test_the_arguments_of_cublas(rng, monkeypatch, size):
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", stand_in)
     monkeypatch.setattr(cublas, "gemm", lambda: (blas, lambda: None))
+    monkeypatch.setattr(transpose, "launch", turned)
     m, k, n = size
     for lead_a, lead_b in (((), ()), ((3,), (3,)), ((3,), ()), ((), (3,)), ((1,), (3,))):
         left, right = signed(rng, *lead_a, m, k), signed(rng, *lead_b, k, n)
@@ -79,6 +80,29 @@ def test_the_arguments_of_cublas(rng, monkeypatch, size):
             got = dense_int8.accumulators(array_as_it_lies(a), array_as_it_lies(b))
             assert got.dtype == np.int32
             np.testing.assert_array_equal(got.reshape(want.shape), want)
+            for out in lie_otherwise(np.full(want.shape, -7, np.int32)):
+                out = array_as_it_lies(on_a_boundary(out))
+                got = dense_int8.accumulators(array_as_it_lies(a), array_as_it_lies(b), out)
+                assert (got is out) == (size in SIZES[:2] and 4 in out.strides[-2:])
+                np.testing.assert_array_equal(got.reshape(want.shape), want)
+
+
+def turned(x):
+    rows = on_a_boundary(np.ascontiguousarray(x.swapaxes(-1, -2)))
+    return array_as_it_lies(rows).swapaxes(-1, -2)
+
+
+def on_a_boundary(x):
+    """A copy with the same order of axes that begins on 16 bytes, where strided or not."""
+    if x.strides[-1] != x.itemsize and x.strides[-2] == x.itemsize:
+        return on_a_boundary(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    wide = x.strides[-1] // x.itemsize if x.strides[-1] > 0 else 1
+    room = np.zeros(x.nbytes * wide + 16, np.uint8)
+    start = -room.ctypes.data % 16
+    copy = room[start : start + x.nbytes * wide].view(x.dtype)
+    copy = copy.reshape(*x.shape[:-1], wide * x.shape[-1])[..., ::wide]
+    copy[...] = x
+    return copy
 
 
 def array_as_it_lies(x):
@@ -104,6 +128,9 @@ def test_sums_are_exact_on_the_gpu(rng, size):
         for order in "CF":
             a, b = (cupy.asarray(x, order=order) for x in (left, right))
             got = to_numpy(dense_int8.accumulators(a, b))
+            np.testing.assert_array_equal(got.reshape(want.shape), want)
+            out = cupy.full(want.shape, -7, np.int32, order=order)
+            got = to_numpy(dense_int8.accumulators(a, b, out))
             np.testing.assert_array_equal(got.reshape(want.shape), want)
 
 
