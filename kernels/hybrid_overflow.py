@@ -10,8 +10,7 @@ from sparse24._dtypes import TABLE, DType, numpy_dtype
 from sparse24.kernels import loader
 
 NAME = "hybrid_overflow"
-THREADS = 128
-TURNED_ROWS = 32  # of a block that stores by columns
+THREADS, TURNED_THREADS = 128, 1024  # of a block; of one that stores by columns
 WARP, VECTOR = 32, 16  # lanes, and bytes of a row of the result that each of them takes
 
 
@@ -58,7 +57,7 @@ def add(overflow: Overflow, b, out) -> None:
     form = form_of(dtype, b, out)
     of_b, of_out = ([stride // x.itemsize for stride in x.strides] for x in (b, out))
     loader.function(NAME, "add", form.defines(dtype))(
-        (-(-n // columns(dtype)), -(-count // form.rows)), (THREADS,),
+        (-(-n // columns(dtype)), -(-count // (form.threads // WARP))), (form.threads,),
         (overflow.rows, overflow.starts, np.int32(count), overflow.columns, overflow.values,
          b, n, *of_b, out, *of_out),
     )  # fmt: skip
@@ -72,12 +71,12 @@ class Form(NamedTuple):
     turned: bool
 
     @property
-    def rows(self) -> int:
-        """Of a block."""
-        return TURNED_ROWS if self.turned else THREADS // WARP
+    def threads(self) -> int:
+        """Of a block, each of whose warps multiplies a row."""
+        return TURNED_THREADS if self.turned else THREADS
 
     def defines(self, dtype: DType) -> loader.Defines:
-        names = (("ELEMENT", dtype.name), ("OUTPUT", dtype.result), ("THREADS", THREADS))
+        names = (("ELEMENT", dtype.name), ("OUTPUT", dtype.result), ("THREADS", self.threads))
         return (*names, *((name.upper(), int(value)) for name, value in self._asdict().items()))
 
 

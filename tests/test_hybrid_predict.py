@@ -330,11 +330,12 @@ def test_where_each_non_zero_reads_its_row_of_b(monkeypatch, size, held, n, best
 
 
 @pytest.mark.usefixtures("planner_of_an_h200")
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(
-    ("zeros", "n", "best"),
-    [(0.3, 512, "twice"), (0.5, 512, "twice"), (0.9, 512, "two_four"), (0.9, 4096, "two_four")],
-)
+    ("dtype", "zeros", "n", "best"),
+    [("float32", 0.3, 512, "twice"), ("float32", 0.5, 4096, "twice"),
+     ("float32", 0.8, 512, "two_four"), ("float32", 0.9, 4096, "two_four"),
+     ("int8", 0.9, 64, "two_four"), ("int8", 0.5, 2048, "cublas")],
+)  # fmt: skip
 def test_products_that_are_added_up_beat_the_dense_one(monkeypatch, dtype, zeros, n, best):
     """Of a matrix of 4096 x 4096."""
     monkeypatch.setattr(hybrid_fit, "lines", lambda number: hybrid_lines.H200_LINES)

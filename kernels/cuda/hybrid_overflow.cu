@@ -6,13 +6,13 @@
 //   b       [k, n]       any strides                                         (read)
 //   out     [m, n]       any strides                                         (updated)
 //
-// A warp takes one row of out and as many of its columns as 32 lanes hold in 16 bytes each: 256 of 16 bits, 128 of float32
-// and of int8, whose results are int32.  Those of a lane are neighbours where rows of b can be read by vectors, otherwise
-// they are 32 apart.  kAhead rows of b are loaded at once, without shared memory.  Sums of floats are float32, of sums of
-// kAhead products, which keeps the errors of long rows small; but the element of out has been rounded by the 2:4 product
-// before.  An element of out is updated by a single lane, which adds in order: the same bits every time.
+// A warp takes one row of out and as many of its columns as 32 lanes hold in 16 bytes each: 256 of 16 bits, 128 of
+// float32 and of int8, whose results are int32.  Those of a lane are neighbours where rows of b can be read by vectors,
+// otherwise they are 32 apart.  kAhead rows of b are loaded at once, without shared memory.  Sums of floats are float32,
+// of sums of kAhead products, which keeps the errors of long rows small; but the element of out has been rounded by the
+// 2:4 product before.  An element of out is updated by a single lane, which adds in order: the same bits every time.
 //
-// Where the columns of out are contiguous (TURNED), a block collects the sums of kTurned rows in shared memory, and adds
+// Where the columns of out are contiguous (TURNED), a block of 32 warps collects their sums in shared memory and adds
 // them column by column: rows that are neighbours in the list mostly are neighbours in memory, too.
 //
 // Macros: ELEMENT OUTPUT THREADS TURNED, B_VECTOR and OUT_VECTOR: whether a lane's elements can be read, and stored, at
@@ -24,7 +24,7 @@ using In = Scalar<Kind::ELEMENT>;
 using Out = Scalar<Kind::OUTPUT>;
 using Sum = decltype(In::load(In::type()));
 constexpr int kOwn = 16 / sizeof(Out::type), kAhead = 4, kApart = B_VECTOR ? 1 : 32;
-constexpr int kColumns = 32 * kOwn, kWarps = THREADS / 32, kTurned = 32;
+constexpr int kColumns = 32 * kOwn, kWarps = THREADS / 32;
 template <class Element> struct alignas(kOwn * sizeof(Element)) Own { Element x[kOwn]; };
 struct Sums { Sum x[kOwn]; };
 
@@ -80,25 +80,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 add(const int* rows, const int* starts, int count, const int* columns, const In::type* values, const In::type* b,
     Count n, Count b_row, Count b_column, Out::type* out, Count out_row, Count out_column) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own_first = B_VECTOR ? lane * kOwn : lane;
+    const int block_number = blockIdx.y * kWarps, number = block_number + warp;
     const Count block_first = Count(blockIdx.x) * kColumns, first = block_first + own_first;
 #if TURNED
-    __shared__ Sum tile[kTurned][kColumns + 1];
-    for (int i = warp; i < kTurned; i += kWarps) {
-        const int number = blockIdx.y * kTurned + i;
-        Sums sums = {};
-        if (number < count && first < n)
-            sums = multiply(starts[number], starts[number + 1], columns, values, b, first, n, b_row, b_column);
+    Sums sums = {};
+    if (number < count && first < n)
+        sums = multiply(starts[number], starts[number + 1], columns, values, b, first, n, b_row, b_column);
+    __shared__ Sum tile[32][kColumns + 1];
+    static_assert(kWarps == 32);
 #pragma unroll
-        for (int j = 0; j < kOwn; ++j) tile[i][own_first + kApart * j] = sums.x[j];
-    }
+    for (int i = 0; i < kOwn; ++i) tile[warp][own_first + kApart * i] = sums.x[i];
     __syncthreads();
-    const int number = blockIdx.y * kTurned + lane;
-    if (number >= count) return;
-    Out::type* line = out + rows[number] * out_row + block_first * out_column;
+    if (block_number + lane >= count) return;
+    Out::type* line = out + rows[block_number + lane] * out_row + block_first * out_column;
     for (int c = warp; c < kColumns && block_first + c < n; c += kWarps)
         line[c * out_column] = added(line[c * out_column], tile[lane][c]);
 #else
-    const int number = blockIdx.y * kWarps + warp;
     if (number >= count || first >= n) return;
     Out::type* line = out + rows[number] * out_row;
     Own<Out::type> own = read<OUT_VECTOR>(line, first, n, out_column);

@@ -24,7 +24,7 @@ def dense_time(
     size = math.prod(shape)
     line = functools.partial(line_of, lines, n=n)
     if dtype.name == "int8":
-        return line("int8").seconds(size * n, 0)
+        return line("int8").seconds(size * n, size)
     nbytes = size * dtype.itemsize
     if dtype.itemsize > ITEMSIZE:
         return _plain_time(shape, n, dtype.itemsize, lines)

@@ -44,9 +44,9 @@ class Line:
 # SMALL elements; with more than 64 columns, of a small matrix 256, "short", by the bytes of all
 # operands; and "dense", by multiply-adds as `dense_work` counts them.  Of float32 ("32") and
 # float64 ("64") it is "vector" for one column, and else the elements of a row by "walk" and the
-# longer of its bytes and the multiply-adds of "plain"; of int8 "int8", by multiply-adds.  "tiles"
-# is by multiply-adds and bytes of the stored tiles; "copy" by the bytes that a copy of b reads and
-# writes.
+# longer of its bytes and the multiply-adds of "plain"; of int8 "int8", by multiply-adds and bytes of
+# the matrix.  "tiles" is by multiply-adds and bytes of the stored tiles; "copy" by the bytes that a
+# copy of b reads and writes.
 SMALL = 1 << 23
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64),
@@ -136,7 +136,7 @@ H200_LINES = {
     "walk64/512": Line(4.5e-6, 1.3e-9, 3e-13),
     "plain32/512": Line(0.0, 4e-14, 0.0),
     "plain64/512": Line(0.0, 3.3e-14, 0.0),
-    "int8/512": Line(4.5e-5, 2.5e-15, 0.0),
+    "int8/512": Line(1e-5, 1.4e-15, 2.5e-13),
     "tiles/512": Line(0.0, 2e-13, 2.5e-13),
     "copy/512": Line(3e-6, 0.0, 2.5e-13),
 }
