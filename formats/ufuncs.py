@@ -18,6 +18,7 @@ OPERATORS = {
     np.positive: ("__pos__",),
     np.absolute: ("__abs__",),
 }
+SIGNS = {np.matmul: "@", np.multiply: "*"}  # which y *= A turns into a call of a ufunc
 
 
 class Ufuncs:
@@ -36,6 +37,9 @@ def _apply(array: Any, ufunc: np.ufunc, method: str, /, *inputs: Any, **options:
     if ufunc not in OPERATORS or method != "__call__":
         way = "" if method == "__call__" else f".{method}"
         raise refusal(array, f"numpy.{ufunc.__name__}{way}")
+    first, *second = inputs
+    if first is not array and ufunc in SIGNS and any(first is y for y in options.get("out") or ()):
+        raise _in_place(array, SIGNS[ufunc])
     given = ", ".join(f"{name}=" for name, value in options.items() if value is not None)
     if given:
         way_out = "call sparse24.matmul, which takes out= and dtype="
@@ -44,7 +48,16 @@ def _apply(array: Any, ufunc: np.ufunc, method: str, /, *inputs: Any, **options:
         raise ArgumentError(
             f"numpy.{ufunc.__name__} takes no {given} with {type(array).__name__}; {way_out}"
         )
-    first, *second = inputs
     if first is array:
         return getattr(array, OPERATORS[ufunc][0])(*second)
     return getattr(array, OPERATORS[ufunc][1])(first)
+
+
+def _in_place(array: Any, sign: str) -> ArgumentError:
+    """The error for ``y @= A`` and ``y *= A``, which reach a ufunc with out= and axes= of NumPy's.
+
+    A product reads y until its end, and ``y * A`` is a sparse array: y cannot hold either.
+    """
+    return ArgumentError(
+        f"a dense array y has no y {sign}= A with {type(array).__name__}; write y = y {sign} A"
+    )

@@ -262,7 +262,7 @@ def _torch_to_numpy(x, argument: str) -> np.ndarray:
     try:
         return _host_tensors.view(x.detach().cpu().resolve_conj().resolve_neg())
     except (TypeError, RuntimeError) as error:  # a layout or type of torch's own, or a stand-in
-        raise no_memory(error, argument=argument) from error
+        raise no_memory(lacking(x, error), argument=argument) from error
 
 
 def refuse_wrapper(x: Any, *, argument: str) -> None:
@@ -278,3 +278,18 @@ def refuse_wrapper(x: Any, *, argument: str) -> None:
 
 def no_memory(why: Any, *, argument: str) -> DTypeError:
     return DTypeError(f"{argument} must be a dense tensor with memory: {why}")
+
+
+def lacking(x: Any, error: Exception) -> str:
+    """Why a tensor has no elements in rows; of a sparse one torch only says how to fill memory."""
+    if x.is_nested:
+        return "it is nested; take the tensors of its .unbind() one by one"
+    if str(x.layout).startswith("torch.sparse"):
+        return (
+            f"its layout is {x.layout}; call .to_dense(), or t = x.to_sparse().to_sparse_csr(), "
+            "of which sparse24.hybrid takes scipy.sparse.csr_array((t.values(), t.col_indices(), "
+            "t.crow_indices()), t.shape)"
+        )
+    stand_in = isinstance(error, RuntimeError)
+    more = " (within torch.func's transforms there is none; multiply outside)" if stand_in else ""
+    return f"{error}{more}"

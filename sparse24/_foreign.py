@@ -130,11 +130,8 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
         _join(x)
     try:
         return view_of(x)
-    except TypeError as error:  # a layout or device without elements in rows
-        raise _arrays.no_memory(error, argument=argument) from error
-    except RuntimeError as error:  # one that only stands for others
-        more = "(within torch.func's transforms there is none; multiply outside)"
-        raise _arrays.no_memory(f"{error} {more}", argument=argument) from error
+    except (TypeError, RuntimeError) as error:
+        raise _arrays.no_memory(_arrays.lacking(x, error), argument=argument) from error
 
 
 def _other_than_memory(x: Any, argument: str) -> DTypeError:

@@ -58,6 +58,20 @@ def transposable(x):
     return sj.mask(x, transposable=True)
 
 
+@pytest.mark.parametrize("through", [jax.jit, lambda f: f])
+@pytest.mark.parametrize("name", ["bool", "int32", "uint16", "int8", "float8_e4m3fn"])
+def test_matmul_takes_what_products_outside_of_jax_take(name, through):
+    x, A = jnp.asarray(np.eye(3, 8), name), s24.random((4, 8), rng=0)
+    for sparse in (A, A.astype("bfloat16"), s24.hybrid(A.toarray())):
+        plain = x @ sparse.T
+        got = through(lambda x, sparse=sparse: sj.matmul(x, sparse.T))(x)
+        assert got.dtype == plain.dtype
+        np.testing.assert_array_equal(got, plain)
+    if name in ("int32", "uint16"):
+        with pytest.raises(s24.DTypeError, match=r"^a must not hold integers wider than int8"):
+            through(lambda x: sj.matmul(x, A.astype("int8").T, dtype="float32"))(x)
+
+
 def test_the_plain_layer_names_the_weight_of_a_mask():
     with pytest.raises(s24.ShapeError, match=r"mask must have the shape of weight, \(4, 8\)"):
         functional.linear(np.ones((3, 8)), np.ones((4, 8)), mask=np.ones((4, 4), bool))

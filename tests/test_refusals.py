@@ -101,8 +101,21 @@ def test_matmul_of_numpy_multiplies(a, rng):
     for options in ({"out": np.empty((8, 3))}, {"dtype": np.float32}):
         with pytest.raises(s24.ArgumentError, match=r"no (out|dtype)= .* call sparse24\.matmul"):
             np.matmul(a, x, **options)
-    with pytest.raises(s24.ArgumentError, match=r"call sparse24\.matmul"):
+
+
+def test_operators_in_place_on_dense_arrays_name_the_one_that_is_not(a):
+    """NumPy hands them over as calls with out= and axes=, which nobody has written."""
+    y = np.ones((8, 8))
+    with pytest.raises(s24.ArgumentError, match=r"write y = y @ A$"):
         y @= a
+    y = np.ones(a.shape)
+    with pytest.raises(s24.ArgumentError, match=r"write y = y \* A$"):
+        y *= a
+    for written in (a, np.ones(a.shape)):
+        with pytest.raises(s24.ArgumentError, match=r"takes no out= .* leave it out"):
+            np.multiply(a, 2, out=written)
+        with pytest.raises(s24.ArgumentError, match=r"takes no out= .* leave it out"):
+            np.negative(a, out=written)
 
 
 def test_cupy_leaves_products_to_the_sparse_array(a):

@@ -57,6 +57,23 @@ def test_gradients_alone_may_go_by_place(rng):
         S.MaskScheduler(S.sr_ste()).step(gradients)
 
 
+def test_layers_come_by_name_by_place_or_alone(rng):
+    """Optimizers take what ``named_parameters()`` gives; a scheduler would read it only once."""
+    weights, scheduler = layers(rng), S.MaskScheduler(S.sr_ste())
+    for given, kind in ((iter(weights.items()), "dict_itemiterator"), (weights.values(), "dict_v")):
+        words = f"of names to arrays, .* got {kind}.*; write .* dict\\(model.named_parameters"
+        for call in (
+            lambda given=given: scheduler.step(weights=given),
+            lambda given=given: scheduler.step(weights=weights, gradients=given),
+            lambda given=given: S.AsyncScheduler(S.sr_ste(), given),
+        ):
+            with pytest.raises(DTypeError, match=words):
+                call()
+    for none in ({}, []):
+        with pytest.raises(ArgumentError, match="weights must hold at least one layer, got none"):
+            scheduler.step(weights=none)
+
+
 def test_micro_batches_do_not_decide_the_criterion(rng):
     weights, gradients = layers(rng), layers(rng)
     ours, plain = S.DynamicScheduler(0.5), S.DynamicScheduler(0.5)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+import scipy.sparse
 
 torch = pytest.importorskip("torch")
 
@@ -89,3 +92,28 @@ def test_layers_without_features(x, weight):
     assert (dx.shape, dweight.shape) == (x, weight)
     wide = st.feed_forward(torch.ones(x), torch.ones(weight), torch.ones(5, m))
     assert wide.shape == (*x[:-1], 5)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo", "bsr"])
+def test_sparse_tensors_are_told_a_way_that_keeps_them_sparse(layout):
+    """What torch says, ``to_dense()``, would fill the memory with a graph."""
+    dense = torch.ones(24, 24).triu()
+    blocks = (4, 4) if layout == "bsr" else None
+    x = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), blocksize=blocks)
+    way_out = (
+        rf"torch.sparse_{layout}; call .*\(\), or t = (.*), of which sparse24.hybrid takes (.*)"
+    )
+    for call in (s24.compress, s24.hybrid, lambda x: s24.random((8, 24)) @ x):
+        with pytest.raises(s24.DTypeError, match="must be a dense tensor with memory: ") as refusal:
+            call(x)
+        first, second = re.search(way_out, str(refusal.value)).groups()
+        rows = eval(second, {"scipy": scipy, "t": eval(first, {"x": x})})
+        np.testing.assert_array_equal(s24.hybrid(rows).toarray(), dense.numpy())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_named():
+    x = torch.nested.nested_tensor([torch.ones(24, 2), torch.ones(24, 3)])
+    with pytest.raises(s24.DTypeError, match=r"b must be a dense .* nested; .*\.unbind\(\)"):
+        s24.random((8, 24)) @ x

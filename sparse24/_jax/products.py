@@ -19,7 +19,7 @@ from sparse24._jax import splits
 from sparse24._jax.arrays import at, back, home, of_bits, view
 from sparse24._jax.calls import Work, is_traced, traced
 from sparse24._jax.check import check_array, not_one_sparse
-from sparse24._promotion import promote
+from sparse24._promotion import promote, result_of
 from sparse24.formats.base import SparseArray
 
 
@@ -141,7 +141,7 @@ def matmul(a, b, *, dtype=None):
     ----------
     a, b : Sparse24Array, NMArray or HybridArray, and jax.Array
         One is sparse, a constant of compiled code: the function closes over it, or names it in
-        ``static_argnums``.  Shapes as for `sparse24.matmul`.
+        ``static_argnums``.  Shapes and types as for `sparse24.matmul`.
     dtype : dtype, optional
         Type of the result, as in `sparse24.matmul`.
 
@@ -211,7 +211,7 @@ class _Factor:
 
     def product(self, x: Any, kind: str, name: str, out: Any = None) -> Any:
         """That with an array of NumPy or CuPy of a kind, which may be bits, as one of a name."""
-        named = kind if kind.startswith("float8") else None
+        named = kind if x.dtype == np.uint8 else None  # only what is carried as bits has to tell
         if self.turned:
             return ours.matmul(x, self.sparse, out, dtype=name, a_dtype=named)
         return ours.matmul(self.sparse, x, out, dtype=name, b_dtype=named)
@@ -229,7 +229,10 @@ class _Factor:
 
     def _result(self, x: Any) -> str:
         """The type of the result; JAX may have no float64."""
-        name = common(x, self.sparse) if self.dtype is None else _target.result_name(self.dtype)
+        own = _dtypes.lookup(self.sparse.dtype)
+        name = result_of(own, np.dtype(x.dtype), argument="a" if self.turned else "b")
+        if self.dtype is not None:
+            name = _target.result_name(self.dtype)
         return jax.dtypes.canonicalize_dtype(_dtypes.numpy_dtype(name)).name
 
 

@@ -112,7 +112,9 @@ def _check_parts_patterns(recipe: Recipe | None, weights: Arrays) -> None:
 
 
 def _fits_none(pattern: str, weights: Arrays) -> ArgumentError:
-    some = ", ".join(map(repr, list(weights)[:4])) or "none"
+    if not weights:
+        return ArgumentError("weights must hold at least one layer, got none; pass them by name")
+    some = ", ".join(map(repr, list(weights)[:4]))
     return ArgumentError(
         f"the name pattern {pattern!r} fits none of the {len(weights)} weights; "
         f"their names are such as {some}"

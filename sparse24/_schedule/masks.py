@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparse24 import _arrays, _check
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, DTypeError
 from sparse24._schedule import core
 from sparse24._schedule import state as schedule_state
 from sparse24._schedule.arrays import check_layer
@@ -185,6 +185,11 @@ def named(arrays, *, missing: bool = False) -> dict[str, Any] | None:
         found = dict(arrays)
     elif isinstance(arrays, list | tuple):
         found = {str(i): array for i, array in enumerate(arrays)}
+    elif isinstance(arrays, Iterable) and not hasattr(arrays, "shape"):
+        raise DTypeError(
+            "weights and gradients must be a mapping of names to arrays, a list of arrays, or one "
+            f"array, got {type(arrays).__name__}; write for example dict(model.named_parameters())"
+        )
     else:
         found = {"0": arrays}
     if missing:
