@@ -8,8 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _elementwise, _foreign
+from sparse24 import _arrays, _check, _devices, _dtypes, _elementwise, _foreign
 from sparse24._dtypes import DType
+from sparse24._errors import DTypeError
 from sparse24.formats import convert
 from sparse24.formats.refusals import Refusals
 
@@ -123,18 +124,22 @@ class Arithmetic(Refusals):
         >>> A.sum(axis=1), abs(A).max(axis=0, keepdims=True)
         (array([3., 3.], dtype=float32), array([[3., 1., 0., 2.]], dtype=float32))
         """
+        dtype, keepdims = _sum_type(dtype), _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).sum(axis=axis, dtype=dtype, out=out, keepdims=keepdims)
 
     def mean(self, axis=None, dtype=None, out=None, *, keepdims: bool = False):
         """Mean of the elements, zeros included; see `sum`."""
+        dtype, keepdims = _sum_type(dtype), _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).mean(axis=axis, dtype=dtype, out=out, keepdims=keepdims)
 
     def max(self, axis=None, out=None, *, keepdims: bool = False):
         """Largest element, zeros included; see `sum`."""
+        keepdims = _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).max(axis=axis, out=out, keepdims=keepdims)
 
     def min(self, axis=None, out=None, *, keepdims: bool = False):
         """Smallest element, zeros included; see `sum`."""
+        keepdims = _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).min(axis=axis, out=out, keepdims=keepdims)
 
     @_devices.on_own_device
@@ -163,3 +168,13 @@ def _dense(factor: Any) -> Any:
     if _arrays.is_sparse_matrix(factor):
         return convert.checked(factor, argument="the factor").toarray()
     return factor
+
+
+def _sum_type(dtype) -> np.dtype | None:
+    """The type of a sum that was asked for, which is any of NumPy's."""
+    found = None if dtype is None else _dtypes.of_numpy(_dtypes.by_name(dtype))
+    if found is None and dtype is not None:
+        raise DTypeError(
+            f"dtype must be one of NumPy's, such as float64 or int64, got {_check.shown(dtype)}"
+        )
+    return found

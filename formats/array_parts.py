@@ -60,8 +60,7 @@ def _parts_n_m(array: NMArray) -> Parts:
 
 def array_of(parts: AnyParts, device: str = "cpu") -> Any:
     """The array of checked parts, on `device`."""
-    array = _array_on_cpu(parts)
-    return array if device == "cpu" else array.to_device(device)
+    return _array_on_cpu(parts).to_device(device)
 
 
 def _array_on_cpu(parts: AnyParts) -> SparseArray:

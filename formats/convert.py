@@ -138,10 +138,7 @@ def _stored(values, dtype, fits):
 
 def _stored_type(dtype, fits) -> np.dtype:
     """The type that was asked for, if the library's sparse matrices store it."""
-    try:
-        found = np.dtype(_dtypes.by_name(dtype))
-    except TypeError:
-        found = None
+    found = _dtypes.of_numpy(_dtypes.by_name(dtype))
     if found is None or not fits(found):
         raise DTypeError(
             f"dtype must be one that sparse matrices store, such as float32 or float64, got "

@@ -100,6 +100,9 @@ class HybridArray(HybridStorage):
         """
         _gradients.refuse(b, "b")
         _gradients.refuse(out, "out")
+        if _check.is_an_array(algorithm):  # others are compared with the names of paths
+            _check.text(algorithm, argument="algorithm", such_as="'auto' or a path of explain()")
+        balance = _check.flag(balance, argument="balance")
         return hybrid_products.matmul(self, b, out, algorithm, balance)
 
     # What it costs, and why

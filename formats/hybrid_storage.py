@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, cast
 
 from sparse24 import _arrays, _devices, _dtypes, _storage, _table
+from sparse24._errors import NoRoomError
+from sparse24._hybrid import room
 from sparse24.formats import (
     convert,
     hybrid_arithmetic,
@@ -49,11 +53,33 @@ class HybridStorage(HybridStored):
         ------
         ShapeError, DTypeError, ArgumentError
             If `out` does not fit or is read-only.
+        DeviceError
+            If the dense matrix does not fit the memory of the device; also a `MemoryError`.
         """
-        return _storage.dense_into(
-            out, lambda: hybrid_build.decode(self.stored), self.shape, self._dtype,
-            like=self.stored.elements[0],
-        )  # fmt: skip
+        with self._room_for("the dense matrix", self._dtype.itemsize):
+            return _storage.dense_into(
+                out, lambda: hybrid_build.decode(self.stored), self.shape, self._dtype,
+                like=self.stored.elements[0],
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _room_for(self, what: str, itemsize: int) -> Iterator[None]:
+        """Refuse what takes so many bytes for each element, before or when it finds no memory.
+
+        Before, as a system may promise memory that it does not have.
+        """
+        needed = math.prod(self.shape) * itemsize
+        text = (
+            f"{what} of shape {self.shape} takes {needed / 1e9:.1f} GB, which {self.device} does "
+            "not have; take parts such as H[:1000], or .tocsr() and .tocoo(), which list the "
+            "non-zeros and their places"
+        )
+        if needed > room.ALWAYS and needed > room.memory(self.device):
+            raise NoRoomError(text)
+        try:
+            yield
+        except MemoryError as error:
+            raise NoRoomError(text) from error
 
     @_devices.on_own_device
     def tocsr(self, dtype=None):
@@ -123,8 +149,16 @@ class HybridStorage(HybridStored):
 
     @_devices.on_own_device
     def mask(self):
-        """Boolean array (m, k): true where elements are not zero."""
-        return _arrays.not_zero(self.toarray(), self._dtype)
+        """Boolean array (m, k): true where elements are not zero.
+
+        Raises
+        ------
+        DeviceError
+            If it does not fit the memory of the device beside the dense matrix, which is made
+            for it; also a `MemoryError`.
+        """
+        with self._room_for("the mask, beside the dense matrix,", self._dtype.itemsize + 1):
+            return _arrays.not_zero(hybrid_build.decode(self.stored), self._dtype)
 
     @property
     def T(self) -> Self:

@@ -89,6 +89,7 @@ class NMArray(NMStorage):
         """
         n, m = _check.pattern(pattern)
         _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
+        check = _check.flag(check, argument="check")
         with _foreign.stream_of(x):
             array, own = n_m_parts.in_dtype(_foreign.take(x)[0], dtype)
             _check.at_least_2d(array.shape, argument="x")

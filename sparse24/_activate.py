@@ -66,7 +66,7 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
     ('float8_e4m3fn', array([[0.  , 3.86, 9.  , 0.  , 0.  , 0.  , 3.86, 0.  ]], dtype=float32))
     """
     _check.one_of(activation, ACTIVATIONS, argument="activation")
-    _check.one_of(quantise, (True, False), argument="quantise")
+    quantise = _check.flag(quantise, argument="quantise")
     _gradients.refuse(x, "x")
     _gradients.refuse(gate, "gate")
     with _foreign.makes_of(x):
@@ -80,7 +80,7 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
             )
         if dtype.name not in FLOATS:
             raise DTypeError(f"x must be one of {', '.join(FLOATS)}, got {dtype.name}")
-        record, scales = _compressed(array, dtype, activation, gate, bool(quantise))
+        record, scales = _compressed(array, dtype, activation, gate, quantise)
         shape = tuple(array.shape)
         result = Sparse24Array(Operand24(record, None, None, shape, record.dtype))
         return (result, restore(scales[:, None])) if quantise else result

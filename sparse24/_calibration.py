@@ -58,7 +58,7 @@ class Calibration:
     """
 
     def __init__(self, inputs=None, targets=None, *, bias: bool = False):
-        self.bias = bool(bias)
+        self.bias = _check.flag(bias, argument="bias")
         self.count = 0
         self._moment: Any = None
         self._cross: Any = None

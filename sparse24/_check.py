@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -132,12 +134,40 @@ def bias(value, m: int, *, argument: str = "bias"):
 
 def one_of(value, choices, *, argument: str):
     try:
-        known = value in choices
-    except (TypeError, ValueError, RuntimeError):  # an array compares element by element
+        known = not is_an_array(value) and value in choices
+    except (TypeError, ValueError, RuntimeError):  # what compares element by element
         known = False
     if not known:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ArgumentError(f"{argument} must be one of {listed}, got {shown(value)}")
+    return value
+
+
+def is_an_array(value) -> bool:
+    """True for an array or a tensor, also one without axes; not for NumPy's numbers and types."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):  # first, for torch.compile
+        return False
+    return not isinstance(value, np.generic | np.dtype | type)
+
+
+def flag(value, *, argument: str, also: tuple[str, ...] = ()) -> Any:
+    """An option that is True or False, as NumPy's booleans, 0 and 1 also say it; or one of `also`.
+
+    So does an array without axes, as ``(x > 0).all()`` gives on a GPU.
+    """
+    if value is True or value is False:
+        return value
+    if is_an_array(value) and not value.shape:
+        with contextlib.suppress(TypeError, RuntimeError):  # of JAX's tracers and without memory
+            value = value.item()
+    one_of(value, (True, False, *also), argument=argument)
+    return value if isinstance(value, str) else bool(value)
+
+
+def text(value, *, argument: str, such_as: str) -> str:
+    """An option that is a string, such as a name that only the device knows."""
+    if not isinstance(value, str):
+        raise ArgumentError(f"{argument} must be a string, {such_as}, got {shown(value)}")
     return value
 
 

@@ -98,13 +98,14 @@ keeps every element
         dtype = x.dtype  # the dense form may be bits
     given, x = x, densified(convert.as_numbers(x, dtype))
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
-    _check.one_of(check, (True, False, "deferred"), argument="check")
-    check = check if isinstance(check, str) else bool(check)  # of 1 and NumPy's booleans
+    check = _check.flag(check, argument="check", also=("deferred",))
+    transposable = _check.flag(transposable, argument="transposable")
+    keep_dense = _check.flag(keep_dense, argument="keep_dense")
     if check is True and isinstance(given, Sparse24Array):
         given.check()  # what it has lost cannot be seen in its dense form
     if _check.pattern(pattern) != (2, 4):
         _only_24(scores=scores, like=like)
-        _only_24(transposable=bool(transposable), keep_dense=bool(keep_dense))
+        _only_24(transposable=transposable, keep_dense=keep_dense)
         _only_24(check=check if check == "deferred" else None)
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.makes_of(x):

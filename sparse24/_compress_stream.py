@@ -64,6 +64,7 @@ def compress_blocks(
     """
     x = _sliceable(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
+    device = _storage.device_name(device)
     device = ("cuda" if _arrays.cuda_available() else "cpu") if device == "auto" else device
     device = _storage.device_name(device)
     move = _storage.mover(device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from sparse24 import _check
 from sparse24._errors import DTypeError
 
 
@@ -84,14 +85,11 @@ def lookup(dtype, *, argument: str = "dtype", known: tuple[str, ...] = NAMES) ->
     name = by_name(dtype)
     if isinstance(name, str) and name in TABLE:
         return TABLE[name]
-    try:
-        key = np.dtype(name)
-    except (TypeError, ValueError):
-        key = None
+    key = of_numpy(name)
     row = _BY_LOGICAL.get(key) if key is not None else None
     if row is None:
         raise DTypeError(
-            f"{argument} must be one of {', '.join(known)}, got {dtype!r}; "
+            f"{argument} must be one of {', '.join(known)}, got {_check.shown(dtype)}; "
             f"{_way_out(key, argument, known)}"
         )
     return row
@@ -101,6 +99,16 @@ def holding(whole: np.dtype, wanted: DType) -> type:
     """The type by way of which whole numbers become `wanted`, rounded once up to 2**53."""
     exact = wanted.name == "float64" or (whole.itemsize > 2 and wanted.name != "float32")
     return np.float64 if exact else np.float32
+
+
+def of_numpy(dtype) -> np.dtype | None:
+    """NumPy's dtype of what names one; None of all else, also of arrays, which have one."""
+    if _check.is_an_array(dtype):
+        return None
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError):
+        return None
 
 
 def by_name(dtype):

@@ -31,7 +31,11 @@ class OutOfRangeError(ArgumentError, IndexError):
 
 
 class DeviceError(Sparse24Error, RuntimeError):
-    """Arrays on different devices, or a device that is not there."""
+    """Arrays on different devices, or a device that is not there, or has no room for a result."""
+
+
+class NoRoomError(DeviceError, MemoryError):
+    """A result that is larger than the memory of its device."""
 
 
 class FormatError(Sparse24Error, ValueError):

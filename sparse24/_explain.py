@@ -16,7 +16,7 @@ from sparse24 import (
 )
 from sparse24._errors import ArgumentError
 from sparse24._explanation import Explanation
-from sparse24._matmul import OURS, embedded, factors, named_type
+from sparse24._matmul import OURS, check_algorithm, embedded, factors, named_type
 from sparse24._options import Call
 from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
@@ -79,7 +79,11 @@ def explain(
     >>> print(s24.explain(A, np.ones((256, 1), np.float32)).chosen)
     cpu_sparse
     """
+    check_algorithm(algorithm)
+    fast_accumulation = _check.flag(fast_accumulation, argument="fast_accumulation")
+    gated = _check.flag(gated, argument="gated")
     if offsets is not None:
+        alpha, beta = _check.number(alpha, argument="alpha"), _check.number(beta, argument="beta")
         unknown = c is not None or epilogue is not None or a_dtype is not None
         if unknown or (alpha, beta, algorithm) != (1.0, 0.0, "auto"):
             raise ArgumentError(
@@ -87,7 +91,7 @@ def explain(
                 "them, as grouped products take none"
             )
         call = Call(None, 1.0, 0.0, dtype, None, scales, "auto", b_dtype, fast_accumulation)
-        chosen, why = _grouped_matmul.explained(a, b, out, offsets, call, gated=bool(gated))
+        chosen, why = _grouped_matmul.explained(a, b, out, offsets, call, gated=gated)
         return Explanation(chosen, (), {}, why)
     if gated:
         raise ArgumentError("gated=True is an option of grouped products; pass their offsets, too")

@@ -100,7 +100,7 @@ def grouped_matmul(
     _gradients.refuse(out, "out")
     _gradients.refuse_options(None, None, scales)
     call = _call_of(dtype=dtype, other_dtype=b_dtype, scales=scales)
-    if not fast_accumulation:
+    if not _check.flag(fast_accumulation, argument="fast_accumulation"):
         call = call._replace(fast_accumulation=False)
     return _multiplied(As, b, out, offsets, call, by_rows=False)
 
@@ -183,7 +183,7 @@ def linear_of_experts(x, As, bias, offsets, activation, *, gated, **options):
     call = _call_of(**options)
     if bias is not None or activation is not None:
         call = call._replace(epilogue=Epilogue(bias=bias, activation=activation))
-    gated = bool(_check.one_of(gated, (True, False), argument="gated"))
+    gated = _check.flag(gated, argument="gated")
     return _multiplied(As, x, None, offsets, call, by_rows=True, gated=gated)
 
 

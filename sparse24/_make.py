@@ -129,5 +129,4 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     else:
         x = rng.standard_normal(shape).astype(np.float32).astype(wanted.logical)
     x[x == 0] = 1  # rounding to fp8 makes zeros, too
-    array = compress(cpu.prune(x, scores))
-    return array if device == "cpu" else array.to_device(device)
+    return compress(cpu.prune(x, scores)).to_device(device)

@@ -104,6 +104,8 @@ def matmul(
     """
     _gradients.refuse(a, "a")
     _gradients.refuse(b, "b")
+    if fast_accumulation is not True or not type(algorithm) is type(precision) is str:
+        fast_accumulation = _checked_options(algorithm, fast_accumulation, precision)
     if out is not None or c is not None or epilogue is not None or scales is not None:
         _gradients.refuse(out, "out")
         _gradients.refuse_options(c, epilogue, scales)
@@ -127,6 +129,18 @@ def matmul(
     if isinstance(a, OURS) or isinstance(b, OURS):
         return _other_formats.multiply(a, b, out, call)
     return _plain_operands.product(a, b, a_dtype, out, call)
+
+
+def _checked_options(algorithm, fast_accumulation, precision) -> bool:
+    """The third one, after a look at the types of all three."""
+    check_algorithm(algorithm)
+    _check.one_of(precision, ("full", "tf32"), argument="precision")
+    return _check.flag(fast_accumulation, argument="fast_accumulation")
+
+
+def check_algorithm(name) -> None:
+    """Refuse what is no name; those that there are depend on the device and the operands."""
+    _check.text(name, argument="algorithm", such_as="'auto' or a name that explain lists")
 
 
 def factors(alpha, beta, c) -> tuple[float, float]:
@@ -242,8 +256,9 @@ def _refuse_type(x, A, x_dtype) -> None:
     """Raise if it was the type of x that a product has refused, as the left one of two."""
     if isinstance(A, SparseArray):
         array, _ = _foreign.take(x, argument="x")
+        named = _foreign.float8_of(x) if x_dtype is None else x_dtype
         known = promoted_integers(array, A._dtype, x_dtype, argument="x")
-        _arrays.logical_dtype(known, x_dtype or _foreign.float8_of(x), argument="x")
+        _arrays.logical_dtype(known, named, argument="x")
 
 
 def _one_factor_a_row(x, scales):

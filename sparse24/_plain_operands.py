@@ -18,6 +18,9 @@ def one_sparse(a, b, a_dtype, b_dtype):
     left, right = _foreign.take(a, argument="a")[0], _foreign.take(b, argument="b")[0]
     if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
         return a, b
+    for argument, dtype in (("a_dtype", a_dtype), ("b_dtype", b_dtype)):
+        if dtype is not None:
+            _dtypes.lookup(dtype, argument=argument)
     for x, array, axis, dtype, other in (
         (a, left, -1, a_dtype, b), (b, right, -2, b_dtype, a)
     ):  # fmt: skip

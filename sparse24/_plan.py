@@ -22,6 +22,7 @@ from sparse24 import (
 )
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
+from sparse24._matmul import check_algorithm
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._promotion import promoted_integers
 from sparse24._target import Result, restored
@@ -181,6 +182,7 @@ def plan(
             way_out = "x @ A.T is the transpose of A @ x.T: plan(A, x.T, out_order='column')"
         raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; {way_out}")
     _check.one_of(out_order, ("row", "column"), argument="out_order")
+    check_algorithm(algorithm)
     options = {"dtype": dtype, "epilogue": epilogue, "algorithm": algorithm}
     with _devices.on_device(a.device):
         b, b_dtype = _example(a, b_spec, b_dtype)
@@ -244,7 +246,7 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     >>> with s24.autotune(enabled=False):
     ...     pass
     """
-    if not enabled:
+    if not _check.flag(enabled, argument="enabled"):
         yield
         return
     if not _arrays.cuda_available():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _gradients, _prune_rule
+from sparse24 import _arrays, _check, _dtypes, _foreign, _gradients, _prune_rule
 from sparse24._errors import ArgumentError, DTypeError
 
 
@@ -224,7 +224,7 @@ def _as_numbers(x, dtype):
     """Bits of the host as the type that `dtype` names; a GPU has no other than bits."""
     if dtype is None or not isinstance(x, np.ndarray):
         return x
-    return _arrays.as_storage(x, _arrays.logical_dtype(x, dtype))
+    return _arrays.as_storage(x, _arrays.logical_dtype(x, _dtypes.lookup(dtype)))
 
 
 def _target(x, out):

@@ -40,6 +40,8 @@ def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **re
     n, m = _check.pattern(pattern)
     _check.at_least_1d(x.shape, argument="x")
     number = _check.axis(axis, x.ndim)
+    named = None if dtype is None else _dtypes.lookup(dtype)
+    transposable = _check.flag(transposable, argument="transposable")
     if transposable:
         _check_transposable(x, n, m, number)
     if not 0 <= _check.number(channels, argument="channels") < 1:
@@ -59,7 +61,7 @@ def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **re
     )  # fmt: skip
     return Rule(
         n, m, number, scores=scores,
-        transposable=bool(transposable), dtype=_arrays.logical_dtype(x, dtype),
+        transposable=transposable, dtype=_arrays.logical_dtype(x, named),
         damping=damping, channels=float(channels), **rest,
     )  # fmt: skip
 

@@ -168,15 +168,23 @@ def copy(record: Compressed24) -> Compressed24:
     return move(record, lambda x: x.copy())
 
 
-def device_name(device) -> Any:
-    """A device by its name; those of torch and CuPy are named as ours, others unchanged."""
+def device_name(device) -> str:
+    """A device by its name; those of torch and CuPy are named as ours."""
     of_torch = getattr(sys.modules.get("torch"), "device", None)
     of_cupy = getattr(sys.modules.get("cupy.cuda"), "Device", None)
     if of_torch is not None and isinstance(device, of_torch):
         return str(device)
     if of_cupy is not None and isinstance(device, of_cupy):
         return f"cuda:{device.id}"
+    if not isinstance(device, str):
+        raise _no_device(device)
     return device
+
+
+def _no_device(value) -> ArgumentError:
+    return ArgumentError(
+        f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {_check.shown(value)}"
+    )
 
 
 def mover(device, stream=None):
@@ -184,9 +192,9 @@ def mover(device, stream=None):
     device = device_name(device)
     if device == "cpu":
         return lambda x: x.get(stream=stream) if _arrays.is_cupy(x) else x.copy()
-    name, _, index = str(device).partition(":")
+    name, _, index = device.partition(":")
     if name != "cuda" or (index and not index.isdigit()):
-        raise ArgumentError(f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
+        raise _no_device(device)
     cupy = _arrays.cupy_module()
     if not _arrays.cuda_available():
         raise DeviceError(f"cannot move to {device}, as {_arrays.why_no_cuda()}; name 'cpu'")

@@ -51,7 +51,7 @@ def checked_rule(gradient: str, transposable: bool, decay: float, seed: int) -> 
     Not part of making a `Rule`: up to torch 2.10, torch.compile makes them of symbols.
     """
     _check.one_of(gradient, GRADIENTS, argument="gradient")
-    _check.one_of(transposable, (True, False), argument="transposable")
+    transposable = _check.flag(transposable, argument="transposable")
     if not isinstance(decay, (int, float)):  # torch.compile follows these as they are
         decay = _check.number(decay, argument="decay")
     if not isinstance(seed, int) or seed < 0:

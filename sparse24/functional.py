@@ -105,6 +105,7 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     >>> packed.toarray()
     array([[0., 0., 3., 4.]], dtype=float32)
     """
+    transposable = _check.flag(transposable, argument="transposable")
     if mask is None:
         return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
     _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
@@ -166,7 +167,7 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     for name, given in (("bias", bias), ("mask", mask)):
         if given is not None:
             _check_own(given, name)
-    _check.one_of(transposable, (True, False), argument="transposable")
+    transposable = _check.flag(transposable, argument="transposable")
     _check.layer_shapes(x.shape, weight.shape)
     vector = _check.bias(bias, weight.shape[0])
     packed = pack(weight, mask=mask, transposable=transposable)

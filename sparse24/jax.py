@@ -172,7 +172,7 @@ def mask(x, *, transposable: bool = False):
     Array([[False, False,  True,  True]], dtype=bool)
     """
     check_array(x, argument="x")
-    _check.one_of(transposable, (True, False), argument="transposable")
+    transposable = _check.flag(transposable, argument="transposable")
     _dtypes.lookup(x.dtype, argument="x.dtype")
     at_least = _check.at_least_2d if transposable else _check.at_least_1d
     at_least(x.shape, argument="x")

@@ -68,6 +68,7 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     >>> ax.get_xlabel()
     'k'
     """
+    values, groups = _check.flag(values, argument="values"), _check.flag(groups, argument="groups")
     matrix = _plot_cells.matrix_of(a)
     m, k = matrix.shape
     ax = _axes(ax)
@@ -167,6 +168,8 @@ def speedup(
             f"cases must be a sequence of mappings, got {_check.shown(cases)}; of a whole file "
             "pass file['cases']"
         )
+    _check.text(rival, argument="rival", such_as="a key of some case's rivals")
+    _check.text(label, argument="label", such_as="a field of every case")
     rows = [case for case in cases if case.get("rivals", {}).get(rival)]
     if not rows:
         raise ArgumentError(f"rival must be a key of some case's rivals, got {rival!r}")

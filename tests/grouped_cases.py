@@ -121,3 +121,10 @@ def poisoned(cupy, shape, result: str, order="F"):
     return cupy.asarray(
         poison.view(np.uint8) if result.startswith("float8") else poison, order=order
     )
+
+
+def refused(error, words, experts, b, out=None, **options):
+    """A grouped product of three experts of 4 x 8 and 5 tokens raises, unless told otherwise."""
+    options.setdefault("offsets", [0, 2, 2, 5])
+    with pytest.raises(error, match=words):
+        s24.grouped_matmul(experts, b, out, **options)

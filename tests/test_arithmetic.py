@@ -1,30 +1,19 @@
-"""What keeps zeros: factors, signs and absolute values, and sums and extremes of all elements."""
+"""What keeps zeros: factors, signs and absolute values."""
 
 from __future__ import annotations
 
 import enum
 import operator
-from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse
+from arithmetic_cases import MAKERS, OF_HYBRID, SHAPE, dense_of
 
 import sparse24 as s24
-from sparse24 import _arrays, _dtypes
+from sparse24 import _dtypes
 from sparse24.kernels import reference
-
-SHAPE = (9, 18)
-MAKERS = {
-    "two_four": lambda w, d: s24.compress(w, on_excess="prune", dtype=d),
-    "turned": lambda w, d: s24.compress(w.T, on_excess="prune", dtype=d).T,
-    "transposable": lambda w, d: s24.compress(w, on_excess="prune", transposable=True, dtype=d),
-    "n_m": lambda w, d: s24.compress(w, pattern=(3, 6), on_excess="prune", dtype=d),
-    "n_m_turned": lambda w, d: s24.compress(w.T, pattern=(3, 4), on_excess="prune", dtype=d).T,
-    "hybrid": lambda w, d: s24.hybrid(w * (np.abs(w) > 5), dtype=d),
-}
-OF_HYBRID = ("float16", "bfloat16", "float32", "float64", "int8")
 
 
 def factors(rng) -> dict:
@@ -37,11 +26,6 @@ def factors(rng) -> dict:
         "all": rng.standard_normal(SHAPE), "no axes": np.array(0.5, np.float32),
         "bfloat16": rng.uniform(1, 2, (m, 1)).astype(ml_dtypes.bfloat16), "list": [1.0] * k,
     }  # fmt: skip
-
-
-def dense_of(array) -> np.ndarray:
-    """The dense array on the CPU under its own type."""
-    return _arrays.to_numpy(array.toarray()).view(array.dtype)
 
 
 def expected(ufunc, dense, factor):
@@ -269,54 +253,6 @@ def test_factors_of_jax(rng, jax_on_cpu):
     x = jax_on_cpu.arange(8, dtype="float32")
     for got in (a * x, x * a):
         assert_is(got, np.where(a.toarray() == 0, 0, a.toarray() * np.asarray(x)))
-
-
-@pytest.mark.parametrize("name", OF_HYBRID)
-@pytest.mark.parametrize("make", MAKERS)
-def test_reductions_are_those_of_the_dense_array(make, name, rng, xp):
-    a = MAKERS[make]((rng.standard_normal(SHAPE) * 8).astype(np.float32), name)
-    dense = dense_of(a)
-    dense = dense.astype(np.float32) if name == "bfloat16" else dense
-    a = a if xp is np else a.to_device("cuda")
-    near = {"rtol": 2e-3, "atol": 0.1 if name == "float16" else 1e-2}  # sums of 162, some above 60
-    for function in ("sum", "mean", "max", "min"):
-        for axis, keep in ((None, False), (0, False), (-1, True), ((0, 1), False)):
-            want = getattr(dense, function)(axis=axis, keepdims=keep)
-            got = getattr(a, function)(axis=axis, keepdims=keep)
-            assert (got.shape, got.dtype) == (want.shape, want.dtype)
-            np.testing.assert_allclose(_arrays.to_numpy(got), want, **near)
-    for numpys in (partial(np.sum, axis=1), np.max, np.mean, partial(np.amin, axis=0)):
-        np.testing.assert_allclose(_arrays.to_numpy(numpys(a)), numpys(dense), **near)
-    assert a.sum(dtype=np.float64).dtype == np.float64
-
-
-@pytest.mark.parametrize("pattern", [(2, 4), (5, 8)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_whole_rows_are_reduced_without_their_zeros(pattern, dtype, rng, monkeypatch):
-    dense = s24.prune(rng.integers(-9, -2, (3, 20, 30)).astype(np.float32), pattern=pattern)
-    if dtype != "int8":
-        dense[0, 0, np.flatnonzero(dense[0, 0])[:2]] = np.nan, np.inf
-    a = s24.compress(dense, pattern=pattern).astype(dtype)
-    wanted = dense.astype(np.int8) if dtype == "int8" else dense
-    monkeypatch.setattr(type(a), "toarray", None)
-    for b, axis, every in ((a, -1, (0, 1, 2)), (a.mT, -2, (0, 1, 2)), (a[1], 1, None)):
-        want = wanted[1] if b.ndim == 2 else wanted.swapaxes(-1, -2) if axis == -2 else wanted
-        for function in ("sum", "mean", "max", "min"):
-            for along in (axis, every, None):
-                got = getattr(b, function)(axis=along, keepdims=True)
-                np.testing.assert_allclose(
-                    got, getattr(want, function)(axis=along, keepdims=True), rtol=1e-5
-                )
-    assert a[1].max() == 0  # of negative elements
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (4, 1)])
-def test_rows_without_zeros_have_the_extremes_of_their_elements(shape):
-    a = s24.compress(np.full(shape, -3.0), on_excess="prune")
-    assert (a.max(axis=1) == a.toarray().max(axis=1)).all()
-    for empty in (s24.compress(np.ones((0, 8))), s24.compress(np.ones((8, 0)))):
-        with pytest.raises(ValueError, match="zero-size array"):
-            empty.max()
 
 
 def test_a_factor_for_each_row_quantises_to_fp8(rng):

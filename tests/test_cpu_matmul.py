@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numba
 import numpy as np
 import pytest
+from cpu_matmul_cases import PRODUCTS, operands, result_like
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse24 import _dtypes, testing
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import PLAIN, Fused
-from sparse24.kernels import (
-    _numba,
-    cpu_batch,
-    cpu_compress,
-    cpu_decode,
-    cpu_matmul,
-    cpu_operand,
-    reference,
-)
+from sparse24.kernels import _numba, cpu_batch, cpu_compress, cpu_matmul, cpu_operand, reference
 
-PRODUCTS = [cpu_matmul.matmul, cpu_matmul.decompress_matmul]
 # (m, k, n): sizes 0 and 1, edges of tiles, of panels and of the steps over K
 SHAPES = [
     (0, 4, 4), (4, 0, 4), (4, 4, 0), (1, 1, 1), (5, 7, 3), (13, 30, 9), (7, 64, 16), (9, 33, 17),
@@ -31,25 +21,6 @@ SHAPES = [
     (205, 134, 330),
 ]  # fmt: skip
 EPSILON = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
-
-
-def operands(rng, m, k, n, name, lead_a=(), lead_b=()):
-    dtype = _dtypes.TABLE[name].logical
-    if name == "int8":
-        a = rng.integers(-128, 128, (*lead_a, m, k)).astype(dtype)
-        b = rng.integers(-128, 128, (*lead_b, k, n)).astype(dtype)
-    else:
-        a = rng.standard_normal((*lead_a, m, k)).astype(dtype)
-        b = rng.standard_normal((*lead_b, k, n)).astype(dtype)
-    a = reference.prune(a)
-    values, metadata, _ = cpu_compress.compress(a, "check")
-    return a, values, metadata, b
-
-
-def result_like(shape, name):
-    out = np.empty(shape, _dtypes.numpy_dtype(_dtypes.TABLE[name].result))
-    out.view(np.uint8 if out.dtype.itemsize == 1 else f"u{out.dtype.itemsize}")[...] = 77
-    return out
 
 
 def assert_close(got, a, b, scale=1.0):
@@ -140,140 +111,6 @@ def test_strides_of_b_and_out(rng, n, name):
         for out in (result_like((n, 11), name).T, tall[::2, ::2], misaligned.reshape(11, n)):
             cpu_matmul.matmul(values, metadata, 26, other, out)
             assert_close(np.ascontiguousarray(out), a, b)
-
-
-@pytest.mark.parametrize("name", ["float16", "float32", "float64", "int8"])
-@pytest.mark.parametrize("activation", ["identity", "relu", "relu2", "gelu", "gelu_tanh", "silu"])
-def test_epilogue(rng, name, activation):
-    m, k, n = 13, 24, 21
-    _, values, metadata, b = operands(rng, m, k, n, name)
-    result = "float32" if name == "int8" else name
-    kind = np.float64 if name == "float64" else np.float32
-    c = rng.standard_normal((m, n)).astype(result)
-    aux = result_like((m, n), result)
-    scale = 1e-4 if name == "int8" else 0.5
-    e = Fused(
-        scale, 0.25, c, *(rng.standard_normal(size).astype(kind) for size in (m, n, m, n)),
-        activation, 0.1, 2.0, 3.0, aux,
-    )  # fmt: skip
-    out = result_like((m, n), result)
-    cpu_matmul.matmul(values, metadata, k, b, out, e)
-    sums = np.empty((m, n), _dtypes.TABLE[name].accumulator)
-    cpu_matmul.matmul(values, metadata, k, b, sums)
-    want, want_aux = reference.apply_epilogue(sums, e, _dtypes.TABLE[result])
-    tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}[result]
-    for got, right in ((out, want), (aux, want_aux)):
-        np.testing.assert_allclose(got, right, rtol=tolerance, atol=3 * tolerance)
-
-
-@pytest.mark.parametrize("result", ["int8", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
-def test_narrow_results_saturate_and_round_to_even(rng, result):
-    _, values, metadata, b = operands(rng, 8, 64, 40, "float32")
-    dtype = _dtypes.TABLE[result].logical
-    out = np.zeros((8, 40), dtype)
-    e = Fused(alpha=100.0)
-    cpu_matmul.matmul(values, metadata, 64, b, out, e)
-    sums = np.empty((8, 40), np.float32)
-    cpu_matmul.matmul(values, metadata, 64, b, sums)
-    want = reference.to_dtype(sums * np.float32(100), dtype)
-    np.testing.assert_array_equal(out.astype(np.float32), want.astype(np.float32))
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # of inf and NaN by BLAS
-def test_integer_results_saturate_and_nan_is_zero(name, product):
-    a = np.zeros((6, 4), _dtypes.TABLE[name].logical)
-    a[:, 0] = [2**15, -(2**15), np.inf, -np.inf, np.nan, 2.5]
-    values, metadata, _ = cpu_compress.compress(a, "check")
-    for scale, last in ((2**17, 2.5 * 2**17), (1, 2)):
-        b = np.full((4, 3), 1, a.dtype)
-        for dtype in (np.int32, np.int8):
-            out = np.empty((6, 3), dtype)
-            product(values, metadata, 4, b, out, Fused(alpha=float(scale)))
-            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-            size = min(2**15 * scale, high)
-            want = [size, max(-(2**15) * scale, low), high, low, 0, min(last, high)]
-            np.testing.assert_array_equal(out, np.tile(want, (3, 1)).T)
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_halves_round_as_numpy_does(rng, name):
-    words = rng.integers(0, 2**32, 1 << 16, dtype=np.uint32)
-    exact = np.arange(1 << 16, dtype=np.uint16).view(name if name == "float16" else "u2")
-    exact = exact.view(_dtypes.TABLE[name].logical).astype(np.float32).view(np.uint32)
-    steps = np.array([0, 1, 0xFFFFFFFF, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001], np.uint32)
-    words = np.concatenate([words, (exact[:, None] + steps).ravel()])
-    x, bits = words.view(np.float32), np.empty(words.size, np.uint16)
-    if name == "float16":
-        cpu_decode.encode_half(x, words, bits)
-    else:
-        cpu_decode.encode_bfloat(words, bits)
-    got = bits.view(_dtypes.TABLE[name].logical)
-    with np.errstate(over="ignore", invalid="ignore"):
-        want = x.astype(got.dtype)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-    real = ~np.isnan(want)
-    np.testing.assert_array_equal(bits[real], want.view(np.uint16)[real])
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"])
-def test_every_number_of_a_narrow_type_is_decoded(name):
-    dtype = _dtypes.TABLE[name]
-    x = np.arange(1 << 8 * dtype.itemsize, dtype=dtype.storage).view(dtype.logical)
-    got, want = cpu_decode.decoded(x, dtype), x.astype(dtype.accumulator)
-    np.testing.assert_array_equal(got, want)
-    if dtype.is_float8:
-        half = cpu_decode.halves(x, dtype).view(np.float16).astype(np.float32)
-        np.testing.assert_array_equal(half, want)
-        np.testing.assert_array_equal(np.signbit(half), np.signbit(want))
-
-
-def test_bfloat16_keeps_nan_and_infinity():
-    a = np.array([[np.nan, 0, 0, 1], [np.inf, 0, 0, 0], [1, 0, 0, 0]], np.float32)
-    values, metadata, _ = cpu_compress.compress(a, "check")
-    out = result_like((3, 9), "bfloat16")
-    cpu_matmul.matmul(values, metadata, 4, np.ones((4, 9), np.float32), out)
-    assert np.isnan(out[0].astype(np.float32)).all()
-    assert np.isposinf(out[1].astype(np.float32)).all()
-    assert (out[2] == 1).all()
-
-
-@pytest.mark.parametrize("n", [3, 30])
-def test_batched_c_and_aux(rng, n):
-    a, values, metadata, b = operands(rng, 6, 12, n, "float32", (), (2,))
-    c, out, aux = (rng.standard_normal((2, 6, n)).astype(np.float32) for _ in range(3))
-    cpu_matmul.matmul(values, metadata, 12, b, out, Fused(beta=2.0, c=c, aux=aux))
-    np.testing.assert_allclose(out, a @ b + 2 * c, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(aux, out)
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("name", ["float16", "float32", "int8"])
-@pytest.mark.parametrize("lead_a", [(), (3,)], ids=str)
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_stacks_give_what_their_products_give_in_turn(rng, product, name, lead_a, order):
-    m, k, n = 6, 14, 5
-    _, values, metadata, b = operands(rng, m, k, n, name, lead_a, (3,))
-    number = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
-    c = (10 * number(3, m, n)).astype(_dtypes.numpy_dtype(_dtypes.TABLE[name].result))
-    for epilogue in (
-        PLAIN,
-        Fused(column_scale=number(n), column_bias=number(n), activation="relu"),
-        Fused(row_scale=number(m), row_bias=number(m), alpha=2.0),
-        Fused(beta=2.0, c=c, aux=np.empty_like(c)),
-    ):
-        out = np.asarray(result_like((3, m, n), name), order=order)
-        product(values, metadata, k, b, out, epilogue)
-        for i in range(3):
-            at = (i,) if lead_a else ()
-            alone, part = result_like((m, n), name), epilogue
-            if epilogue.c is not None:
-                part = replace(epilogue, c=c[i], aux=np.empty_like(c[i]))
-            product(values[at], metadata[at], k, b[i], alone, part)
-            np.testing.assert_allclose(out[i], alone, rtol=2e-3, atol=2e-3)
-            if part.aux is not None:
-                np.testing.assert_allclose(epilogue.aux[i], part.aux, rtol=2e-3, atol=2e-3)
 
 
 def test_a_stack_with_one_matrix_is_one_product(rng, monkeypatch):

@@ -1,4 +1,4 @@
-"""The block-hybrid format: exactness, products, messages."""
+"""The block-hybrid format: exactness, products, sources, messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import scipy.sparse
 from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
-from sparse24 import _arrays, _dtypes, families
+from sparse24 import _arrays, families
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build, hybrid_source
@@ -286,123 +286,3 @@ def test_messages(rng):
         for tell in (h.explain, h.summary):
             with pytest.raises(ArgumentError, match=f"n must be a whole number from 1 .* {n!r}"):
                 tell(n)
-
-
-@pytest.mark.parametrize("make", [np.asarray, scipy.sparse.csr_array])
-def test_conversions_to_int8_saturate_as_in_compress(make):
-    w = np.array([[300.7, 0, -1e9, 0], [2.5, 0, -3.5, 0]])
-    want = s24.compress(w, dtype="int8").toarray()
-    whole = [[127, 0, 0, 0], [2, 0, 0, 0]]
-    for source, wanted in (
-        (w, want), (w.astype(np.float32), want), (w.clip(0, 300).astype(np.int64), whole)
-    ):  # fmt: skip
-        np.testing.assert_array_equal(hybrid(make(source), dtype="int8").toarray(), wanted)
-    np.testing.assert_array_equal(hybrid(w).astype("int8").toarray(), want)
-    with pytest.raises(DTypeError, match=r"real numbers, got complex128; pass for example w\.real"):
-        hybrid(make(w * 1j), dtype="float32")
-
-
-@pytest.mark.parametrize(
-    ("dtype", "narrower"),
-    [("float64", "float32"), ("float64", "bfloat16"), ("float32", "float16"), ("float32", "int8"),
-     ("bfloat16", "int8"), ("float32", "float8_e5m2")],
-)  # fmt: skip
-def test_operands_meet_in_the_wider_type(rng, dtype, narrower):
-    dtype, narrower = (_dtypes.TABLE[name].logical for name in (dtype, narrower))
-    h = hybrid(rng.integers(-2, 3, (40, 30)).astype(dtype))
-    x = rng.integers(-2, 3, (30, 3)).astype(narrower)
-    for got, want in ((h @ x, h @ x.astype(dtype)), (x[:, 0] @ h.T, x[:, 0].astype(dtype) @ h.T)):
-        assert got.dtype == dtype
-        np.testing.assert_array_equal(got, want)
-    if narrower.name in ht.DTYPES:
-        small = h.astype(narrower)
-        for got in (small @ x.astype(dtype), (x.T.astype(dtype) @ small.T).T):
-            assert got.dtype == dtype
-            np.testing.assert_array_equal(got, h @ x)
-        held = small.nbytes
-        small @ x.astype(dtype)
-        assert small.nbytes == held  # the wide matrix is built once
-    with pytest.raises(DTypeError, match=r"b\.dtype must be one of .* got dtype\('uint8'\)"):
-        h @ x.astype(np.uint8)
-
-
-def test_numpys_whole_numbers_are_whole_numbers():
-    h = hybrid(np.eye(4, dtype=np.float32), n_hint=np.int64(3))
-    assert h.explain()["n"] == 3
-    assert h.explain(np.int32(5))["n"] == 5
-
-
-def test_summary_tells_bands_memory_and_choice(rng):
-    h = hybrid(families.make("beta2", (512, 512), zeros=0.7, rng=rng), n_hint=4096)
-    text = h.summary()
-    for word in ("bitmap", "swing", "dense", "CSR", "choice  cpu", "n = 4096"):
-        assert word in text
-    assert h.explain(32)["choice"] == "cpu"
-    assert repr(h).startswith("<HybridArray 512x512 float32, ")
-
-
-@pytest.mark.parametrize(
-    ("held", "zeros"),
-    [
-        (0, "100.0%"),
-        (1, "99.9994%"),
-        (8, "99.995%"),
-        (80, "99.95%"),
-        (800, "99.5%"),
-        (8000, "95.1%"),
-    ],
-)
-def test_hardly_any_elements_do_not_read_as_none(held, zeros):
-    w = np.zeros((400, 410), np.float32)
-    w.reshape(-1)[:held] = 1
-    assert repr(hybrid(w)) == f"<HybridArray 400x410 float32, {zeros} zeros, cpu>"
-
-
-@pytest.mark.parametrize("what", ["kind", "density"])
-def test_tile_map(rng, what):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    from sparse24 import plot
-
-    h = hybrid(families.make("beta2", (256, 192), zeros=0.7, rng=rng))
-    ax = plot.tile_map(h, what=what)
-    assert ax.images[0].get_array().shape == (4, 3)
-    assert all(tick == int(tick) for tick in (*ax.get_xticks(), *ax.get_yticks()))
-    with pytest.raises(ArgumentError, match="'kind', 'density'"):
-        plot.tile_map(h, what="size")
-    with pytest.raises(ArgumentError, match="h must be a HybridArray, got ndarray"):
-        plot.tile_map(np.eye(4))
-
-
-@pytest.mark.parametrize("shape", [(100, 150), (128, 64), (3, 70), (0, 8), (8, 0)])
-def test_tile_map_shows_full_tiles_at_the_edges_as_full(shape):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    from sparse24 import plot
-
-    w = np.ones(shape, np.float32)
-    w[:2, :2] = 0
-    shown = np.asarray(plot.tile_map(hybrid(w), what="density").images[0].get_array())
-    wanted = [
-        [w[i : i + 64, j : j + 64].mean() for j in range(0, max(shape[1], 1), 64)]
-        for i in range(0, shape[0], 64)
-    ]
-    assert shown.size == 0 or np.allclose(shown, wanted)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
-def test_refused_types_are_not_told_to_become_fp8(dtype):
-    w = np.eye(8)
-    with pytest.raises(DTypeError, match=r"^w\.dtype must be .* float64, int8, got") as refused:
-        hybrid(w.astype(dtype))
-    assert "fp8" not in str(refused.value)
-    with pytest.raises(DTypeError, match=r"^dtype must be .* int8 for a hybrid .*; name one of"):
-        hybrid(w, dtype="float8_e5m2")
-
-
-def test_a_matrix_of_too_many_tiles_is_told_to_stay_in_csr():
-    wide = scipy.sparse.csr_array(([1.0], ([3], [5])), shape=(64, 1 << 52))
-    with pytest.raises(MemoryError) as told:
-        hybrid(wide)
-    assert f"these are {1 << 46}" in told.value.__notes__[0]
-    assert "CSR" in told.value.__notes__[0]

@@ -192,3 +192,40 @@ def test_nothing_becomes_dense_on_a_gpu_without_room(rng, none, monkeypatch, dty
             (cupy.asarray(b.T.astype(dtype)) @ h.T, (m @ b).T),
         ):
             np.testing.assert_array_equal(got.get().astype(float), want)
+
+
+def test_a_dense_form_that_memory_cannot_hold_is_refused_with_its_size():
+    side, at = 3_000_000, np.arange(5)
+    m = scipy.sparse.coo_array((np.ones(5, np.float32), (at, at + 7)), shape=(side, side))
+    h = s24.hybrid(m)
+    for call, size in ((h.toarray, 36000), (h.todense, 36000), (h.T.mask, 45000), (h.mask, 45000)):
+        with pytest.raises(s24.DeviceError, match=rf"takes {size}\.0 GB, which cpu does") as told:
+            call()
+        assert isinstance(told.value, MemoryError)
+        assert "take parts such as H[:1000], or .tocsr() and .tocoo()" in str(told.value)
+    np.testing.assert_array_equal(h.tocoo().col, at + 7)
+    assert h[:3].nnz == 3
+    with pytest.raises(MemoryError, match=r"takes 36000\.0 GB") as told:
+        h @ h
+    assert "is sparse" in told.value.__notes__[0]
+
+
+@pytest.mark.parametrize("density", [0.0001, 0.5])
+def test_it_is_refused_before_it_is_made_and_when_there_is_no_memory(rng, density, monkeypatch):
+    shape = (300, 400)
+    h = s24.hybrid(scipy.sparse.random_array(shape, density=density, rng=rng, dtype=np.float32))
+    want = h.toarray()
+    monkeypatch.setattr(room, "ALWAYS", 100)
+    monkeypatch.setattr(room, "memory", lambda device: want.nbytes)
+    np.testing.assert_array_equal(h.toarray(), want)
+    monkeypatch.setattr(hybrid_build, "decode", None)
+    with pytest.raises(s24.DeviceError, match=r"the mask, beside the dense matrix, of shape"):
+        h.mask()
+
+    def decode(stored):
+        raise MemoryError("Unable to allocate")
+
+    monkeypatch.setattr(hybrid_build, "decode", decode)
+    for out in (None, np.empty_like(want)):
+        with pytest.raises(s24.DeviceError, match=r"the dense matrix of shape \(300, 400\) takes"):
+            h.toarray(out)

@@ -81,6 +81,16 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(name):
     assert (dbias == 4096).all()  # one by one, float16 stops at 2048 and bfloat16 at 256
 
 
+def test_a_flag_of_numpy_is_one_of_jax(jax):
+    x = jax.numpy.array([[1.0, 2, 3, 4]] * 4)
+    for on in (np.True_, np.array(True), 1):
+        want = s24.jax.mask(x, transposable=True)
+        np.testing.assert_array_equal(s24.jax.mask(x, transposable=on), want)
+    for wrong in (np.array([True]), [True], None):
+        with pytest.raises(ArgumentError, match=r"^transposable must be one of True, False, got"):
+            s24.jax.mask(x, transposable=wrong)
+
+
 def test_plain_layer_refuses(rng):
     x, weight, _, dy = data(rng)
     with pytest.raises(ShapeError, match=r"x must have shape \(..., k\) and weight \(m, k\)"):

@@ -120,6 +120,17 @@ def test_a_rival_that_nobody_timed_is_refused(ax):
         s24.plot.speedup([{"name": "a", "ours_us": 1.0, "rivals": {}}], rival="x", ax=ax)
 
 
+def test_options_that_are_arrays_are_named(ax):
+    wrong = np.ones(2)
+    for name in ("values", "groups"):
+        with pytest.raises(s24.ArgumentError, match=f"^{name} must be one of True, False, got"):
+            s24.plot.spy(np.eye(8), ax=ax, **{name: wrong})
+    cases = [{"name": "a", "ours_us": 1.0, "rivals": {"cublas": 2.0}}]
+    for name, given in (("rival", wrong), ("label", [1])):
+        with pytest.raises(s24.ArgumentError, match=f"^{name} must be a string, .*got"):
+            s24.plot.speedup(cases, ax=ax, **{"rival": "cublas", name: given})
+
+
 def test_cases_without_a_field_are_refused(ax):
     with pytest.raises(s24.ArgumentError, match="must have the field 'ours_us'"):
         s24.plot.speedup([{"name": "a", "rivals": {"x": 2.0}}], rival="x", ax=ax)

@@ -232,6 +232,24 @@ def test_a_mask_is_boolean(layer):
         assert (layer.current_mask() == keep).all()
 
 
+@pytest.mark.parametrize("wrong", [[True], torch.ones(2), torch.ones(1), "no", None])
+def test_what_is_on_or_off_is_no_array(wrong):
+    x, weight, pruned = torch.ones(3, 8), torch.ones(2, 4, 8), s24.prune(torch.ones(4, 8))
+    of_experts = lambda **given: st.grouped_linear(x, weight, offsets=[0, 1, 3], **given)  # noqa: E731
+    for name, call in (
+        ("bias", lambda **given: st.SparseLinear(8, 4, **given)),
+        ("soft", lambda **given: st.SparseLinear(8, 4, **given)),
+        ("transposable", lambda **given: st.SparseLinear(8, 4, **given)),
+        ("bias", lambda **given: st.SparseExperts(2, 8, 4, **given)),
+        ("gated", lambda **given: st.SparseExperts(2, 8, 4, **given)),
+        ("gated", of_experts),
+        ("transposable", lambda **given: st.linear(x, pruned, **given)),
+        ("transposed", lambda **given: st.to_sparse_semi_structured(pruned, **given)),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{name} must be one of True, False, got"):
+            call(**{name: wrong})
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_torch_compiles_by_other_means_is_refused():
     net = torch.nn.Sequential(st.SparseLinear(8, 4))

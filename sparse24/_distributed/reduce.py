@@ -64,7 +64,7 @@ def all_reduce(A: Sparse24Array, comm: Communicator, *, check: bool = True) -> S
     >>> all_reduce(A, comm).values
     array([[1., 2., 3., 0.]], dtype=float32)
     """
-    _check.one_of(check, (True, False), argument="check")
+    check = _check.flag(check, argument="check")
     dtype = checked(A, comm, check)._dtype
     with _devices.on_device_of(A._operand.stored.values):
         if check:  # first, so that what one rank alone is refused keeps no other one waiting

@@ -100,7 +100,7 @@ def reduce_scatter(A: Sparse24Array, comm: Communicator, *, check: bool = True):
     >>> reduce_scatter(A, comm)
     array([[0., 1., 0., 2., 3., 0., 0., 0.]], dtype=float32)
     """
-    _check.one_of(check, (True, False), argument="check")
+    check = _check.flag(check, argument="check")
     record = checked(A, comm, check)._operand.rows
     with _devices.on_device_of(A._operand.stored.values):
         if check:  # first, so that what one rank alone is refused keeps no other one waiting

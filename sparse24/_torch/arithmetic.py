@@ -48,8 +48,7 @@ def absolute(a: PackedMatrix) -> PackedMatrix:
 
 def _mapped(function: Callable[..., Tensor], a: PackedMatrix, factors: list | None = None) -> Any:
     """`function` of each orientation's elements, and of their factors."""
-    if a.dtype in _FLOAT8:
-        raise _has_none(a.dtype)
+    refuse_float8(a)
     parts = []
     for i in range(0, len(a.parts), 2):
         values, codes = a.parts[i : i + 2]
@@ -59,11 +58,13 @@ def _mapped(function: Callable[..., Tensor], a: PackedMatrix, factors: list | No
     return type(a)(parts, a.shape, turned=a.turned)
 
 
-def _has_none(dtype: torch.dtype) -> UnsupportedError:
-    return UnsupportedError(
-        f"torch has no arithmetic of {dtype}; use .to(torch.float32), or .to_array(), whose arrays "
-        "have it"
-    )
+def refuse_float8(*matrices: PackedMatrix) -> None:
+    for a in matrices:
+        if a.dtype in _FLOAT8:
+            raise UnsupportedError(
+                f"torch has no arithmetic of {a.dtype}; use .to(torch.float32), or .to_array(), "
+                "whose arrays have it"
+            )
 
 
 def _scaled(function: Callable[..., Tensor], a: PackedMatrix, factor: Any) -> PackedMatrix:
@@ -92,8 +93,7 @@ def _check_factor(factor: Tensor, a: PackedMatrix) -> None:
 
 def _in_result_type(function: Callable[..., Tensor], a: PackedMatrix, factor: Any) -> PackedMatrix:
     """The matrix in the type that torch gives the result."""
-    if a.dtype in _FLOAT8:
-        raise _has_none(a.dtype)
+    refuse_float8(a)
     few = factor.new_empty(0) if isinstance(factor, Tensor) and factor.ndim else factor
     wanted = function(a.parts[0].new_empty(0), few).dtype
     if wanted not in _STORED:

@@ -98,6 +98,7 @@ class SparseExperts(PrunedLayer):
         self.experts = _check.whole(experts, argument="experts", least=1)
         self.in_features = _check.whole(in_features, argument="in_features", least=0)
         self.out_features = _check.whole(out_features, argument="out_features", least=0)
+        bias = _check.flag(bias, argument="bias")
         self.activation, self.gated = checked_finish(activation, gated)
         rows = out_features * (2 if self.gated else 1)
         shape, place = (experts, rows, in_features), {"device": device, "dtype": dtype}

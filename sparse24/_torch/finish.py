@@ -24,7 +24,7 @@ _ACTIVATIONS = {
 def checked_finish(activation: Any, gated: Any) -> tuple[str | None, bool]:
     """The options as they were given, if they are among those that there are."""
     _check.one_of(activation, tuple(_ACTIVATIONS), argument="activation")
-    return activation, bool(_check.one_of(gated, (True, False), argument="gated"))
+    return activation, _check.flag(gated, argument="gated")
 
 
 def check_halves(weight: Tensor) -> None:

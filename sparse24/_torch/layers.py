@@ -121,6 +121,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         seed: int = 0,
         soft: bool = False,
     ):
+        bias = _check.flag(bias, argument="bias")
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self._configure(sparse, gradient, transposable, decay, seed, soft)
 
@@ -137,7 +138,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         with torch.inference_mode(False):  # else the layer could not learn with it
             # On the CPU, so that compiled code reads it anew and nothing waits for a device.
             self._clock = torch.zeros((), dtype=torch.int64)
-        _check.one_of(soft, (True, False), argument="soft")
+        soft = _check.flag(soft, argument="soft")
         hard = sparse != "weight" or transposable or decay or not rule.straight
         if soft and hard:
             raise ArgumentError(

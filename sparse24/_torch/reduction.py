@@ -98,7 +98,7 @@ def reduce_packed(
     PackedReduction(layers=('0',), sent=9496, whole=17424)
     >>> torch.distributed.destroy_process_group()
     """
-    _check.one_of(check, (True, False), argument="check")
+    check = _check.flag(check, argument="check")
     if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
         raise ArgumentError(
             "ddp must be a torch.nn.parallel.DistributedDataParallel, got "

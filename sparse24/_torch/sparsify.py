@@ -113,7 +113,7 @@ def to_sparse_semi_structured(
     >>> to_sparse_semi_structured(w.to_array()).to_dense()
     tensor([[0., 1., 0., 2.]])
     """
-    if transposed:
+    if _check.flag(transposed, argument="transposed"):
         raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")
     if isinstance(original_tensor, Sparse24Array):
         return tensor_of(original_tensor)

@@ -17,6 +17,7 @@ from sparse24._torch import fused as torch_fused
 from sparse24._torch import matmul as torch_matmul
 from sparse24._torch import ops
 from sparse24._torch import reductions as torch_reductions
+from sparse24._torch import sums as torch_sums
 from sparse24._torch import views as torch_views
 from sparse24._torch.matrix import PackedMatrix, undefined
 from sparse24._torch.parts import unpack
@@ -33,10 +34,13 @@ class Sparse24Tensor(PackedMatrix):
     Made by `sparsify24` and `to_sparse_semi_structured`.  A number, or a tensor that broadcasts to
     its shape, is a factor or a divisor; zeros stay zeros.  ``-a`` and ``abs(a)``, rows and whole
     groups of columns (``a[:8]``, ``a[:, 4:8]``, ``a.split(8)``) and ``.to()`` give such a matrix
-    again, and ``a.copy_(b)`` takes all of one like it.  Rows are views on the CPU; on a GPU their
-    places are copied, and so are elements unless the first row is a multiple of 64.  Columns are
-    packed anew at each call, by way of the dense matrix, unless `a` is transposable: there they are
-    as rows.  Such a copy raises once ``a.copy_`` has written; take it anew, or its ``.clone()``.
+    again, and ``a.copy_(b)`` takes all of one like it.  ``a + b`` and ``a - b`` of two give one if
+    they obey 2:4, as where both have the same places, and raise if not; a look at that waits for
+    the device.  So torch's ``AveragedModel`` averages packed weights that keep their places; where
+    masks change, let it average dense ones.  Rows are views on the CPU; on a GPU their places
+    are copied, and so are elements unless the first row is a multiple of 64.  Columns are packed
+    anew at each call, by way of the dense matrix, unless `a` is transposable: there they are as
+    rows.  Such a copy raises once ``a.copy_`` has written; take it anew, or its ``.clone()``.
     ``a.sum()``, ``mean``, ``amax``, ``norm`` and their like, and ``torch.equal``, make the dense
     matrix to look at.  Other operations raise; use `to_dense` first.
 
@@ -241,5 +245,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.abs.default: torch_arithmetic.absolute,
     **torch_reductions.RULES,
     **torch_copies.RULES,
+    **torch_sums.RULES,
     ops.kept_gradient: _kept_gradient,
 }

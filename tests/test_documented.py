@@ -1,0 +1,74 @@
+"""Every public name is in the reference, with what it takes and raises, and an example."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from house_cases import ROOT, parts
+
+import sparse24
+
+REFERENCE = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.rst"))
+
+
+def test_every_public_name_is_in_the_reference():
+    words = set(re.findall(r"\w+", REFERENCE))
+    assert {*sparse24.__all__, *sparse24._BRIDGES} - words - {"__version__"} == set()
+    for module, part in parts():
+        if not re.search(rf"^   {module}$", REFERENCE, re.MULTILINE):  # its page lists all of it
+            assert set(part.__all__) - words == set(), module
+
+
+def public(kind):
+    homes = {name: getattr(sparse24, name) for name in sparse24._HOMES}
+    for module, part in parts():
+        homes |= {f"{module}.{name}": getattr(part, name) for name in part.__all__}
+    return {name: home for name, home in homes.items() if kind(home)}
+
+
+def documented(text: str, *titles: str) -> set[str]:
+    """The names that sections of a docstring explain: lines ``a, b : type`` or ``a``."""
+    found = set()
+    for title in titles:
+        body = re.search(rf"^{title}\n-+\n(.*?)(?=^\w[^\n]*\n---|\Z)", text, re.M | re.S)
+        for line in re.findall(r"^\w.*", body.group(1) if body else "", re.M):
+            found |= set(re.findall(r"\w+", line.partition(" : ")[0]))
+    return found
+
+
+def test_every_public_function_says_what_it_takes_and_raises_and_shows_it():
+    """The sections of numpydoc; that examples run is tested with the doctests."""
+    for name, function in public(inspect.isfunction).items():
+        text = inspect.getdoc(function) or ""
+        missing = inspect.signature(function).parameters.keys() - documented(text, "Parameters")
+        assert not missing, f"{name} does not explain {missing}"
+        assert "Raises\n------" in text, f"{name} does not say what it raises"
+        assert "Examples\n--------" in text, f"{name} shows no example"
+
+
+def test_every_public_class_says_what_it_takes_or_who_makes_it():
+    for name, kind in public(inspect.isclass).items():
+        text = inspect.getdoc(kind) or ""
+        if "Made by " not in text and not issubclass(kind, Exception):
+            taken = {p for p in inspect.signature(kind).parameters if not p.startswith("_")}
+            missing = taken - documented(text, "Parameters", "Attributes") - {"args", "kwargs"}
+            assert not missing, f"{name} does not explain {missing}"
+
+
+def test_every_public_class_shows_an_example():
+    for name, kind in public(inspect.isclass).items():
+        if not issubclass(kind, Exception):
+            assert ">>> " in (inspect.getdoc(kind) or ""), f"{name} shows no example"
+
+
+@pytest.mark.parametrize("name", ["Sparse24Array", "NMArray", "HybridArray"])
+def test_every_array_class_says_what_waits_for_the_gpu(name):
+    kind = getattr(sparse24, name)
+    words = " ".join((inspect.getdoc(kind) or "").split())
+    assert "Work goes to CuPy's current stream." in words
+    assert "wait for the device" in words
+    for method in (kind.toarray, kind.to_device):
+        missing = {"Parameters", "Returns", "Raises"} - set((method.__doc__ or "").split())
+        assert not missing, f"{name}.{method.__name__} lacks {missing}"

@@ -1,0 +1,67 @@
+"""The element types of hybrid matrices, and those in which their operands meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import sparse24 as s24
+from sparse24 import _dtypes
+from sparse24._errors import DTypeError
+from sparse24._to_hybrid import hybrid
+from sparse24.formats import hybrid_tiles as ht
+
+pytestmark = pytest.mark.stem("hybrid_tiles")
+
+
+@pytest.mark.parametrize("make", [np.asarray, scipy.sparse.csr_array])
+def test_conversions_to_int8_saturate_as_in_compress(make):
+    w = np.array([[300.7, 0, -1e9, 0], [2.5, 0, -3.5, 0]])
+    want = s24.compress(w, dtype="int8").toarray()
+    whole = [[127, 0, 0, 0], [2, 0, 0, 0]]
+    for source, wanted in (
+        (w, want), (w.astype(np.float32), want), (w.clip(0, 300).astype(np.int64), whole)
+    ):  # fmt: skip
+        np.testing.assert_array_equal(hybrid(make(source), dtype="int8").toarray(), wanted)
+    np.testing.assert_array_equal(hybrid(w).astype("int8").toarray(), want)
+    with pytest.raises(DTypeError, match=r"real numbers, got complex128; pass for example w\.real"):
+        hybrid(make(w * 1j), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "narrower"),
+    [("float64", "float32"), ("float64", "bfloat16"), ("float32", "float16"), ("float32", "int8"),
+     ("bfloat16", "int8"), ("float32", "float8_e5m2")],
+)  # fmt: skip
+def test_operands_meet_in_the_wider_type(rng, dtype, narrower):
+    dtype, narrower = (_dtypes.TABLE[name].logical for name in (dtype, narrower))
+    h = hybrid(rng.integers(-2, 3, (40, 30)).astype(dtype))
+    x = rng.integers(-2, 3, (30, 3)).astype(narrower)
+    for got, want in ((h @ x, h @ x.astype(dtype)), (x[:, 0] @ h.T, x[:, 0].astype(dtype) @ h.T)):
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, want)
+    if narrower.name in ht.DTYPES:
+        small = h.astype(narrower)
+        for got in (small @ x.astype(dtype), (x.T.astype(dtype) @ small.T).T):
+            assert got.dtype == dtype
+            np.testing.assert_array_equal(got, h @ x)
+        held = small.nbytes
+        small @ x.astype(dtype)
+        assert small.nbytes == held  # the wide matrix is built once
+    with pytest.raises(DTypeError, match=r"b\.dtype must be one of .* got dtype\('uint8'\)"):
+        h @ x.astype(np.uint8)
+
+
+def test_numpys_whole_numbers_are_whole_numbers():
+    h = hybrid(np.eye(4, dtype=np.float32), n_hint=np.int64(3))
+    assert h.explain()["n"] == 3
+    assert h.explain(np.int32(5))["n"] == 5
+
+
+def test_a_matrix_of_too_many_tiles_is_told_to_stay_in_csr():
+    wide = scipy.sparse.csr_array(([1.0], ([3], [5])), shape=(64, 1 << 52))
+    with pytest.raises(MemoryError) as told:
+        hybrid(wide)
+    assert f"these are {1 << 46}" in told.value.__notes__[0]
+    assert "CSR" in told.value.__notes__[0]
