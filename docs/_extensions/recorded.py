@@ -89,9 +89,8 @@ def _digests(case: dict[str, Any]) -> dict[str, str]:
 def _able(case: dict[str, Any]) -> Callable[[str], bool]:
     """Whether a kernel may run in a case, as far as its type and its layout tell."""
     dtype, by_rows = case.get("dtype"), "b by row" in case.get("name", "")
-    needs = {
-        "sparse_matvec": dtype in (None, "float32"),
-        "split_skinny": dtype in (None, "float32"),
+    of_float32 = ("sparse_matvec", "split_skinny", "sparse_split", "split_mma")
+    needs = dict.fromkeys(of_float32, dtype in (None, "float32")) | {
         "transpose": by_rows and dtype not in ("float16", "bfloat16"),
     }
     return lambda stem: needs.get(stem, True)
