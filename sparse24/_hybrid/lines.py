@@ -44,9 +44,9 @@ class Line:
 # SMALL elements; with more than 64 columns, of a small matrix 256, "short", by the bytes of all
 # operands; and "dense", by multiply-adds as `dense_work` counts them.  Of float32 ("32") and
 # float64 ("64") it is "vector" for one column, and else the elements of a row by "walk" and the
-# longer of its bytes and the multiply-adds of "plain"; of int8 "int8", by multiply-adds and bytes of
-# the matrix.  "tiles" is by multiply-adds and bytes of the stored tiles; "copy" by the bytes that a
-# copy of b reads and writes.
+# longer of its bytes and the multiply-adds of "plain"; of int8 "int8", by multiply-adds and the
+# bytes of the matrix.  "tiles" is by multiply-adds and bytes of the stored tiles; "copy" by the
+# bytes that a copy of b reads and writes.
 SMALL = 1 << 23
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64),
