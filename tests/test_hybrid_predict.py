@@ -357,6 +357,21 @@ def test_products_that_are_added_up_beat_the_dense_one(monkeypatch, dtype, zeros
     assert hybrid_choice._best(hybrid_predict.predictions(h, n))[0] == best
 
 
+@pytest.mark.usefixtures("planner_of_an_h200")
+@pytest.mark.parametrize(("dtype", "left"), [("float32", {"twice"}), ("float16", set())])
+def test_more_elements_than_a_kernel_counts_are_not_left_out(monkeypatch, dtype, left):
+    monkeypatch.setattr(many_columns, "_strips_time", lambda *_: 1.0)
+    find = many_columns.times_of_sums if dtype == "float32" else many_columns.two_four_times
+    size, lines = 1 << 16, hybrid_lines.H200_LINES
+    for excess, others in ((2**31 - 1, {"two_four"}), (2**31, set())):
+        known = {"excess": excess, "row lengths": np.full(size, size)}
+        h = SimpleNamespace(
+            _dtype=lookup(dtype), size=size**2, shape=(size, size), density=1.0, device="cuda:0",
+            prepared=lambda name, make, known=known: SimpleNamespace(value=known[name]),
+        )  # fmt: skip
+        assert find(h, 512, lines, H200).keys() - {"slots", "regrouped"} == left | others
+
+
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
         "row lengths": SimpleNamespace(value=np.full(4096, 410)),

@@ -20,6 +20,7 @@ STRIP_ROWS, STRIP_COLUMNS = 128, 1 << 28  # of the lower strips; columns that th
 SKINNY, SKINNY_LONGER = 8, 1.2  # columns, up to which they take longer than the planner expects
 # By bytes, relative to 16 bits: the time for an element that is left out, times a column.
 OVERFLOW_ELEMENT = {1: 1.5, 2: 1.0, 4: 1.57}
+MOST_EXCESS = (1 << 31) - 1  # elements left out, which the kernel counts in 32 bits
 OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
 
 
@@ -34,7 +35,7 @@ def two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     if not device.has_wgmma:
         gain = min(gain, _gain_by_warps(h, n, device))
     dense = dense_time(h.shape, dtype, n, lines, device, h.density)
-    times = {"two_four": dense / gain + rest}
+    times = {"two_four": dense / gain + rest} if excess(h) <= MOST_EXCESS else {}
     many = h.shape[0] > MOST_BLOCKS * STRIP_ROWS or h.shape[1] >= STRIP_COLUMNS
     if many or hybrid_wgmma.refuses(dtype, n, device.compute_capability):
         return times
@@ -57,7 +58,10 @@ def times_of_sums(h, n: int, lines, device: Chip) -> dict[str, float]:
     else:
         product *= SKINNY_LONGER if n <= SKINNY else 1
         adding = copy.byte * summed
-    return {"two_four": product + _overflow_time(h, n, lines), "twice": 2 * product + adding}
+    times = {"twice": 2 * product + adding}
+    if excess(h) <= MOST_EXCESS:
+        times["two_four"] = product + _overflow_time(h, n, lines)
+    return times
 
 
 def _overflow_time(h, n: int, lines) -> float:
