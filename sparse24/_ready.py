@@ -123,24 +123,39 @@ class ReadyProduct(Ready):
         Makes a result.
     layout : MovedLayout, optional
         That of a product whose operands lie in memory in the same way.
+    in_place : bool
+        Whether `c` is the result, wherever a call has that.
     """
 
     def __init__(
-        self, launched: Launched, allocate: Callable[[], Any], layout: MovedLayout | None = None
-    ):
+        self, launched: Launched, allocate: Callable[[], Any], layout: MovedLayout | None = None,
+        *, in_place: bool = False,
+    ):  # fmt: skip
         a, epilogue = launched.a, launched.epilogue
         if layout is None:
             layout = MovedLayout(product_by_address(launched))
         super().__init__(
             layout, allocate, own=(a.values.data.ptr, a.packed.data.ptr),
             last=None if epilogue.is_plain else Last.of(_epilogue.params(epilogue)),
-            refusals=_refusals(launched), always=epilogue.aux is not None,
+            refusals=_refusals(launched, in_place=in_place), always=epilogue.aux is not None,
         )  # fmt: skip
+        self._in_place = in_place and self.last is not None
         self._record = a  # kept alive, as the arrays of the epilogue are not
         self.settled, self.waits = launched.settled, launched.waits
 
+    def __call__(self, x: Any, out: Any, vector: Any = None) -> Any:
+        last = self._reading(out) if self._in_place else self.last
+        return self.launch(x, out, vector, last=last)
 
-def _refusals(launched: Launched) -> list[Refusal]:
+    def _reading(self, out: Any) -> Last:
+        """The last argument with `out` as `c`."""
+        assert self.last is not None
+        params = self.last.argument.copy()
+        params.view(_epilogue.PARAMS)["c"] = _arrays.address(out)
+        return Last.of(params)
+
+
+def _refusals(launched: Launched, *, in_place: bool) -> list[Refusal]:
     """Where b and out must not lie: on other arrays that the product reads or writes."""
     b, out, c, aux = launched.b, launched.out, launched.epilogue.c, launched.epilogue.aux
     found = [_out_on_b(b, out), out_on_values(out, launched.a.values)]
@@ -149,10 +164,10 @@ def _refusals(launched: Launched) -> list[Refusal]:
         message = "aux shares memory with out; pass another array"
         found.append((lambda _, to: out_on_aux(to), message))
         found.append((lambda at, _: b_on_aux(at), OVERLAP.format("aux")))
-    if c is not None:
-        out_on_c, in_place = _over(out, c), c.data.ptr if c.strides == out.strides else None
+    if c is not None and not in_place:
+        out_on_c, there = _over(out, c), c.data.ptr if c.strides == out.strides else None
         message = "c overlaps out and is another array; pass out itself, or a copy"
-        found.append((lambda _, to: to != in_place and out_on_c(to), message))
+        found.append((lambda _, to: to != there and out_on_c(to), message))
     return found
 
 

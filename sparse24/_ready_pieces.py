@@ -21,7 +21,7 @@ class ReadyInPieces(ReadyProduct):
 
     Parameters
     ----------
-    launched, allocate, layout
+    launched, allocate, layout, in_place
         As of `ReadyProduct`.
     pieces : Compressed24
         Those of the stored matrix, settled, so that all streams may read them.
@@ -29,9 +29,10 @@ class ReadyInPieces(ReadyProduct):
 
     def __init__(
         self, launched: Launched, pieces: Compressed24, allocate: Callable[[], Any],
-        layout: MovedLayout | None = None,
+        layout: MovedLayout | None = None, *, in_place: bool = False,
     ):  # fmt: skip
-        super().__init__(launched._replace(a=pieces, settled=True), allocate, layout)
+        settled = launched._replace(a=pieces, settled=True)
+        super().__init__(settled, allocate, layout, in_place=in_place)
         self.captured = False  # a graph would not keep the scratch memory
         self._refusals.append(out_on_values(launched.out, launched.a.values))
         self._scratch = launched.launcher.scratch_bytes(launched.b)

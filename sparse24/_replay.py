@@ -34,6 +34,7 @@ from sparse24.kernels.launch import Launcher
 from sparse24.kernels.sparse_split import InPieces
 
 MOST_SIGNATURES = 256
+IN_PLACE = "out"  # what stands for `c` in a signature if it is the result itself, anywhere
 
 
 class _Unknown(Exception):
@@ -45,9 +46,9 @@ def signature(
 ) -> tuple | None:
     """A hashable key of all that decides how a call is launched; None if it is not remembered.
 
-    It holds the layouts of the operands and all options, whether `out` holds a vector of the
-    epilogue, which is then copied, and, if `placed`, the addresses of these vectors.  For NumPy
-    arrays it leaves out the options that are read again at each call.
+    It holds the layouts of the operands and all options, whether `out` is `c`, or holds a vector
+    of the epilogue, which is then copied, and, if `placed`, the addresses of these vectors.  For
+    NumPy arrays it leaves out the options that are read again at each call.
     """
     if _autotune.active.get() and _autotune.is_on():
         return None
@@ -61,6 +62,8 @@ def signature(
         return None
     if call is NO_OPTIONS:
         return from_left, _tuning_cache.generation(), layout, target
+    if call.c is not None and call.c is out:
+        call = call._replace(c=IN_PLACE)
     options = (call.dtype, call.algorithm, call.other_dtype) if type(x) is np.ndarray else call
     try:
         facts = tuple([v if type(v) in _PLAIN_TYPES else _fact(v, placed) for v in options])
@@ -183,7 +186,10 @@ def remember(
     if in_pieces or isinstance(launched.launcher, Launcher):
         if not _operands_are_the_callers(launched, x, result):
             return None
-        plan = of_launched(launched, allocate, call, make_epilogue, transposed=from_left)
+        in_place = call.c is not None and call.c is result
+        plan = of_launched(
+            launched, allocate, call, make_epilogue, transposed=from_left, in_place=in_place
+        )
         if plan is not None:
             keep(plans, key, plan)
         return plan
@@ -215,9 +221,9 @@ def _run(launched: Launched, *, vector: bool, transposed: bool) -> Callable[[Any
 def of_launched(
     launched: Launched, allocate: Callable[[], Any], call: Call,
     make_epilogue: Callable[[Call, Any], Fused], *, transposed: bool,
-    layout: MovedLayout | None = None,
+    layout: MovedLayout | None = None, in_place: bool = False,
 ) -> ReadyProduct | None:  # fmt: skip
-    """What repeats a product on the caller's operands; `layout` as of `ReadyProduct`.
+    """What repeats a product on the caller's operands; the last two are those of `ReadyProduct`.
 
     None if its epilogue has matrices that are not the caller's, or if pieces of A may still be
     in the making.
@@ -227,9 +233,9 @@ def of_launched(
         made = pieces.settled(launched.a)
         if made is None or not is_the_callers(epilogue, call):
             return None
-        return ReadyInPieces(launched, made, allocate, layout)
+        return ReadyInPieces(launched, made, allocate, layout, in_place=in_place)
     if is_the_callers(epilogue, call):
-        return ReadyProduct(launched, allocate, layout)
+        return ReadyProduct(launched, allocate, layout, in_place=in_place)
     if not _are_the_callers((epilogue.c, epilogue.aux), call):
         return None
     return ReadyConverted(launched, allocate, make_epilogue, transposed=transposed, layout=layout)

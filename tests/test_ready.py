@@ -11,11 +11,11 @@ import pytest
 
 from sparse24 import _arrays, _foreign, _moved_layout, _ready, _streams
 from sparse24._dispatch import Launched
-from sparse24._ready import Ready, ReadyInTurn
+from sparse24._ready import Ready, ReadyInTurn, ReadyProduct
 from sparse24._ready_pieces import ReadyInPieces
-from sparse24._records import PLAIN, Compressed24
+from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24._views import View
-from sparse24.kernels import block_sums
+from sparse24.kernels import block_sums, epilogue
 
 
 class Tensor:
@@ -91,6 +91,27 @@ def test_only_what_a_launch_asks_for_is_entered(machine, captured, torch, cupy, 
     assert machine.launches == [(7, *inside)] * 2
     assert machine.bound == [(64, 1 << 20, 7)]
     assert not machine.inside
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_sum_with_the_result_reads_it_where_it_lies(machine, in_place):
+    arrays = [np.zeros((4, 4), np.float32) for _ in range(4)]
+    values, packed, b, out = map(device_array, arrays)
+    record = Compressed24(values, None, packed, (4, 8), None)
+    launched = Launched(SimpleNamespace(bind=None), record, b, out, Fused(c=out, beta=2.0))
+    plan = ReadyProduct(launched, lambda: Tensor(1 << 20), None, in_place=in_place)
+    taken = []
+
+    def enqueue(given, stream, last):
+        (params,) = last.argument.view(epilogue.PARAMS)
+        taken.append((given[-1], int(params["c"]), float(params["beta"])))
+
+    plan.layout = SimpleNamespace(enqueue=enqueue)
+    places = (1 << 21, out.data.ptr, 1 << 22)
+    for place in places:
+        assert plan(Tensor(64), Tensor(place)).data_ptr() == place
+    there = places if in_place else (out.data.ptr,) * 3
+    assert taken == [(place, c, 2.0) for place, c in zip(places, there, strict=True)]
 
 
 def in_pieces(machine) -> ReadyInPieces:

@@ -179,6 +179,32 @@ def test_other_addresses_and_contents(rng):
 
 @gpu
 @on_gpu
+@pytest.mark.parametrize("n", [1, 16, 600])
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_sums_with_the_result_lay_out_nothing_anew(rng, monkeypatch, n, library):
+    a, x = layer(rng), tokens(rng, n, 512)
+    want = to_numpy(x @ a.T).astype(np.float32) + 1
+    ones = np.ones_like(want, to_numpy(x).dtype)
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        x, place = torch.as_tensor(x, device="cuda"), lambda y: torch.tensor(y, device="cuda")
+    else:
+        import cupy
+
+        place = cupy.asarray
+    outs = [place(ones) for _ in range(5)]  # at several addresses
+    for out in outs[:2]:
+        s24.matmul(x, a.T, out, c=out, beta=1)
+    laid_out = Count(monkeypatch)
+    for out in outs[2:]:
+        s24.matmul(x, a.T, out, c=out, beta=1)
+    assert laid_out.count == 0
+    for out in outs:
+        np.testing.assert_allclose(to_numpy(out), want, rtol=2e-2, atol=0.2)
+
+
+@gpu
+@on_gpu
 def test_out_is_written_and_may_not_overlap(rng):
     import cupy
 

@@ -168,3 +168,21 @@ def test_tensors_of_torch(rng):
         y = s24.matmul(x, a.mT, algorithm="sparse_split")
         assert isinstance(y, torch.Tensor)
         np.testing.assert_array_equal(y.cpu().numpy(), x.cpu().numpy() @ dense.T)
+
+
+def test_sums_with_the_result_are_remembered_wherever_it_lies(rng):
+    import cupy
+
+    a, b = stored(rng), columns(rng)
+    settle(a, b)
+    product = to_numpy(a.toarray()) @ b.get()
+    outs = [cupy.asarray(rng.integers(-9, 10, (M, N)).astype(np.float32)) for _ in range(6)]
+    for out in (*outs, *outs[::-1]):
+        want = product + 2 * out.get()
+        assert multiply(a, b, out, c=out, beta=2) is out
+        np.testing.assert_array_equal(out.get(), want)
+    assert len(a._plans) == 2
+    other = outs[0].copy()
+    multiply(a, b, outs[1], c=other, beta=1)
+    np.testing.assert_array_equal(outs[1].get(), product + other.get())
+    assert len(a._plans) == 3
