@@ -71,6 +71,44 @@ def test_n_m_keeps_the_largest(n, m, rng):
     assert mask.sum() == S.NM(n, m).kept(scores.shape, 1 - n / m)
 
 
+@pytest.mark.parametrize("axis", [1, -3, 0])
+@pytest.mark.parametrize("grower", [None, S.GradientGrowth(0.5)])
+def test_n_m_along_an_axis_is_that_along_the_last_of_the_turned_weights(axis, grower, rng):
+    shape = (8, 12, 3, 3)
+    weights, gradients = rng.normal(size=(2, *shape)).astype(np.float32)
+    found = []
+    for turn, pattern in ((False, S.NM(2, 4, axis)), (True, S.NM(2, 4))):
+        w, g = (np.moveaxis(x, axis, -1) if turn else x for x in (weights, gradients))
+        how = {} if grower is None else {"grower": grower}
+        recipe = S.Recipe(S.ConstantScheduler(0.5, every=1), pattern=pattern, **how)
+        scheduler = S.MaskScheduler(recipe)
+        for scale in (1.0, -0.1):  # the second choice follows the grower, if there is one
+            masks = scheduler.step(weights={"w": w * scale}, gradients={"w": g})
+        found.append(masks["w"])
+    np.testing.assert_array_equal(np.moveaxis(found[0], axis, -1), found[1])
+    assert found[0].sum() == S.NM(2, 4, axis).kept(shape, 0.5) == weights.size // 2
+    assert found[0].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shape", "words"),
+    [
+        (S.NM(2, 4), (64, 32, 3, 3), r"along axis -1, of which shape .* has 3; .* axis=1\) for"),
+        (S.NM(2, 4), (64, 32, 1, 1), "has 1; name another axis"),
+        (S.NM(2, 4, axis=1), (64, 3, 7, 7), "has 3; name another axis"),
+        (S.NM(2, 4, axis=2), (8, 8), r"NM\(axis=2\) needs that axis"),
+    ],
+)
+def test_kernels_of_convolutions_are_no_groups(pattern, shape, words):
+    with pytest.raises(ShapeError, match=f"layer 'conv': .*{words}"):
+        S.init(S.Recipe(S.OneShot(0.5), pattern=pattern), {"conv": np.ones(shape)})
+
+
+def test_an_axis_is_a_number():
+    with pytest.raises(ArgumentError, match=r"axis must be a whole number, got 1\.0"):
+        S.NM(2, 4, axis=1.0)
+
+
 @pytest.mark.parametrize("pattern", [S.NM(), S.NM(1, 4), S.NM(4, 8), S.Transposable24()])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_kernels_and_array_api_choose_the_same(pattern, dtype, rng):
@@ -137,7 +175,9 @@ def test_fixed_pattern_with_another_target_says_so():
         S.Recipe(S.OneShot(0.6), pattern=S.NM(2, 4))
     with pytest.raises(PatternError, match=r"Elastic\(\), TileHybrid\(\), Unstructured\(\)"):
         S.DynamicScheduler(0.3, pattern=S.NM(2, 4))
-    with pytest.raises(PatternError, match=r"NM\(n=2, m=4\) has one sparsity, and ERK\(\) gives"):
+    with pytest.raises(
+        PatternError, match=r"NM\(n=2, m=4, axis=-1\) has one sparsity, and ERK\(\) gives"
+    ):
         S.Recipe(S.OneShot(0.5), pattern=S.NM(2, 4), distribution=S.ERK())
     weight = np.arange(16.0).reshape(2, 8)
     masks = S.DynamicScheduler(0.5, S.OneShot(0.5), pattern=S.NM(2, 4)).step(

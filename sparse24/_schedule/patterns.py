@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _foreign
-from sparse24._errors import PatternError
+from sparse24._errors import ArgumentError, PatternError, ShapeError
 from sparse24._prune import mask as choose_mask
 from sparse24._schedule.arrays import (
     bounded,
@@ -151,13 +151,15 @@ class Unstructured(Pattern):
 
 @dataclass(frozen=True)
 class NM(Pattern):
-    """`n` kept of every `m` along the last axis, as the sparse Tensor Cores take at 2:4.
+    """`n` kept of every `m` along an axis, as the sparse Tensor Cores take at 2:4 along the last.
 
     The sparsity is fixed at ``1 - n/m``; 0 means dense.
 
     Parameters
     ----------
     n, m : int, default 2 and 4
+    axis : int, default -1
+        1 for the input channels of a convolution, whose last axes are those of its kernel.
 
     Examples
     --------
@@ -171,10 +173,13 @@ class NM(Pattern):
 
     n: int = 2
     m: int = 4
+    axis: int = -1
     fixed = True
 
     def __post_init__(self):
         _check.pattern((self.n, self.m))
+        if not _check.is_index(self.axis):
+            raise ArgumentError(f"axis must be a whole number, got {_check.shown(self.axis)}")
 
     def check(self, sparsity):
         fixed = 1 - self.n / self.m
@@ -185,11 +190,32 @@ class NM(Pattern):
                 "meets any target: Elastic(), TileHybrid(), Unstructured()"
             )
 
+    def check_shape(self, shape):
+        if not -len(shape) <= self.axis < len(shape):
+            raise ShapeError(f"NM(axis={self.axis}) needs that axis, got shape {shape}")
+        if len(shape) > 2 and 0 < shape[self.axis] < self.m:
+            raise ShapeError(
+                f"NM({self.n}, {self.m}) has groups of {self.m} along axis {self.axis}, of which "
+                f"shape {shape} has {shape[self.axis]}; name another axis, such as "
+                f"NM({self.n}, {self.m}, axis=1) for the input channels of a convolution, or leave "
+                "the layer out"
+            )
+
     def kept(self, shape, sparsity):
         if sparsity == 0:
             return math.prod(shape)
-        whole, rest = divmod(shape[-1], self.m)
-        return math.prod(shape[:-1]) * (whole * self.n + min(self.n, rest))
+        count = shape[self.axis]
+        whole, rest = divmod(count, self.m)
+        return math.prod(shape) // max(1, count) * (whole * self.n + min(self.n, rest))
+
+    def pool(self, scores):
+        return self.units_of(ranked(scores))
+
+    def units_of(self, mask):
+        return mask if self.axis == -1 else namespace(mask).moveaxis(mask, self.axis, -1)
+
+    def expand(self, chosen, shape):
+        return chosen if self.axis == -1 else namespace(chosen).moveaxis(chosen, -1, self.axis)
 
     def choose(self, units, sparsity, turnover=None):
         if turnover is not None:
@@ -209,4 +235,4 @@ class NM(Pattern):
         return xp.where(survivors, xp.full_like(units, math.inf), growth)
 
     def of_magnitudes(self, weight):
-        return by_kernel(weight, pattern=(self.n, self.m))
+        return by_kernel(weight, pattern=(self.n, self.m), axis=self.axis)

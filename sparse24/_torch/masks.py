@@ -263,7 +263,8 @@ def _way(layer: PrunedLayer, pattern: S.Pattern, sparsity: float) -> str:
         apart = layer.weight.ndim == 2 or layer.weight.shape[1] % _spec.GROUP == 0
         return "weight" if apart or not layer.rule.transposable else "masked"
     if isinstance(pattern, S.NM):
-        fits = (pattern.n, pattern.m) in ((1, 2), (1, 4), (2, 4))
+        along_k = pattern.axis in (-1, layer.weight.ndim - 1)
+        fits = along_k and (pattern.n, pattern.m) in ((1, 2), (1, 4), (2, 4))
     else:  # a ramp that has reached its end, 2:4 in every tile
         levels = getattr(pattern, "levels", (0,))
         fits = levels[0] == 2 and sparsity == 0.5
