@@ -227,6 +227,41 @@ def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
             hybrid_dispatch.multiply(h, other, out[:, : other.shape[1]], balance=balance)
 
 
+@pytest.mark.parametrize(
+    "count", [hybrid_layouts.excess, hybrid_layouts.row_lengths, hybrid_layouts.live_columns]
+)
+def test_a_capture_counts_nothing_that_would_spoil_it(monkeypatch, count):
+    """What a choice by other numbers of columns did not ask for, as two_four from 5 on."""
+    capturing = [True]
+    monkeypatch.setattr(_arrays, "is_capturing", lambda: capturing[0])
+    h = hybrid(np.ones((3, 8), np.float32))
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr(type(h), "device", "cuda:0")
+        with pytest.raises(UnsupportedError, match=r"waits for the GPU.* once before the capture"):
+            count(h)
+    capturing[0] = False
+    found = count(h)
+    capturing[0] = True
+    assert count(h) is found
+
+
+@pytest.mark.gpu
+def test_a_capture_of_more_columns_than_were_multiplied_is_refused_and_goes_on(rng):
+    cupy = pytest.importorskip("cupy")
+    h = hybrid(cupy.asarray(families.make("iid", (256, 512), zeros=0.9, dtype="float32", rng=rng)))
+    few, many = cupy.ones((512, 1), np.float32), cupy.ones((512, 40), np.float32)
+    want, out = h @ few, cupy.zeros((256, 1), np.float32)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        with pytest.raises(UnsupportedError, match="once before the capture"):
+            h.matmul(many, algorithm="csr")
+        h.matmul(few, out=out)
+        stream.end_capture().launch(stream)
+        stream.synchronize()
+    assert (out == want).all()
+
+
 def assert_captured(h, b, algorithm):
     """A graph of a product that has run before gives the same bits."""
     import cupy
