@@ -17,31 +17,8 @@ from sparse24._hybrid import layouts as hybrid_layouts
 from sparse24._hybrid.predict import SUMS_FROM
 from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
-from sparse24.kernels import hybrid_overflow
 
 pytestmark = pytest.mark.stem("hybrid_overflow")
-
-
-def test_overflow_keeps_every_element(rng):
-    w = families.make("iid", (30, 50), zeros=0.95, rng=rng).view(np.uint32)
-    kept = hybrid_overflow.prepare(w, lookup("float32"))
-    back = np.zeros_like(w)
-    for i, row in enumerate(kept.rows):
-        here = slice(kept.starts[i], kept.starts[i + 1])
-        back[row, kept.columns[here]] = kept.values[here]
-    np.testing.assert_array_equal(back, w)
-
-
-def test_overflow_of_more_rows_than_a_grid_has_is_added_in_parts(rng, monkeypatch):
-    monkeypatch.setattr(two_four, "MOST_BLOCKS", 2)
-    w = families.make("iid", (30, 50), zeros=0.8, rng=rng).view(np.uint32)
-    whole = hybrid_overflow.prepare(w, lookup("float32"))
-    parts = two_four.in_grids(whole)
-    assert [part.rows.size for part in parts] == [8, 8, 8, whole.rows.size - 24]
-    np.testing.assert_array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
-    for part in parts:
-        for row, start, stop in zip(part.rows, part.starts[:-1], part.starts[1:], strict=True):
-            np.testing.assert_array_equal(part.columns[start:stop], np.flatnonzero(w[row]))
 
 
 @pytest.mark.gpu
