@@ -76,6 +76,12 @@ def test_scaled_lines_of_an_h100_are_near_the_measured_ones():
         assert seconds > 1.15 * H200_LINES[name].seconds(0, nbytes)
 
 
+@pytest.mark.parametrize("name", ["short/512", "int8/512", "tiles/512", "copy/512"])
+def test_what_an_h100_was_not_timed_for_waits_for_its_memory(name):
+    scaled = hybrid_lines.scaled(facts(H100), "90")[name]
+    assert H100_LINES[name].byte == pytest.approx(scaled.byte, rel=0.05, abs=0)
+
+
 def test_the_shipped_lines_of_a_device_are_those_of_its_name_and_facts(monkeypatch, untuned):
     monkeypatch.setattr(hybrid_fit, "_known", {})
     monkeypatch.setattr(_chip_facts, "attributes", lambda device: RTX_4090)
