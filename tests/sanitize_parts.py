@@ -173,10 +173,12 @@ def hybrids() -> None:
         h = s24.hybrid(w)
         s24.hybrid(cupyx_sparse.csr_matrix(w.astype("float32")), dtype=dtype).toarray()
         for n in columns:
-            b = draw((shape[1], n), dtype)
-            out = cp.empty((shape[0], n), dtype)
+            b, result = draw((shape[1], n), dtype), _dtypes.TABLE[dtype].result
             for path in hybrid_predict.predictions(h, n):
-                hybrid_dispatch.multiply(h, b, out, path)
+                hybrid_dispatch.multiply(h, b, cp.empty((shape[0], n), result), path)
+                if path in ("two_four", "twice"):  # which add where the result lies by columns
+                    by_columns = cp.empty((n, shape[0]), result).T
+                    hybrid_dispatch.multiply(h, b, by_columns, path)
 
     each_path((150, 330), 0.8, (1, 2, 5, 16, 24, 100, 300))
     each_path((40, 9001), 0.95, (2, 16))  # three panels of gather
@@ -186,6 +188,7 @@ def hybrids() -> None:
             flat_units()
     each_path((150, 330), 0.8, (5, 28), "float32")
     each_path((150, 330), 0.8, (5, 28), "float64")
+    each_path((150, 330), 0.8, (5, 28), "int8")
     each_path((40, 4500), 0.9, (8,), "float32")  # two panels
     long_rows()
     regrouped = property(lambda work: work.rows == 256)

@@ -17,31 +17,8 @@ from sparse24._hybrid import layouts as hybrid_layouts
 from sparse24._hybrid.predict import SUMS_FROM
 from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
-from sparse24.kernels import hybrid_overflow
 
 pytestmark = pytest.mark.stem("hybrid_overflow")
-
-
-def test_overflow_keeps_every_element(rng):
-    w = families.make("iid", (30, 50), zeros=0.95, rng=rng).view(np.uint32)
-    kept = hybrid_overflow.prepare(w, lookup("float32"))
-    back = np.zeros_like(w)
-    for i, row in enumerate(kept.rows):
-        here = slice(kept.starts[i], kept.starts[i + 1])
-        back[row, kept.columns[here]] = kept.values[here]
-    np.testing.assert_array_equal(back, w)
-
-
-def test_overflow_of_more_rows_than_a_grid_has_is_added_in_parts(rng, monkeypatch):
-    monkeypatch.setattr(two_four, "MOST_BLOCKS", 2)
-    w = families.make("iid", (30, 50), zeros=0.8, rng=rng).view(np.uint32)
-    whole = hybrid_overflow.prepare(w, lookup("float32"))
-    parts = two_four.in_grids(whole)
-    assert [part.rows.size for part in parts] == [8, 8, 8, whole.rows.size - 24]
-    np.testing.assert_array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
-    for part in parts:
-        for row, start, stop in zip(part.rows, part.starts[:-1], part.starts[1:], strict=True):
-            np.testing.assert_array_equal(part.columns[start:stop], np.flatnonzero(w[row]))
 
 
 @pytest.mark.gpu
@@ -225,6 +202,41 @@ def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
     for other, balance in ((b[:, :4], True), (b, False)):
         with pytest.raises(UnsupportedError, match="before the capture"):
             hybrid_dispatch.multiply(h, other, out[:, : other.shape[1]], balance=balance)
+
+
+@pytest.mark.parametrize(
+    "count", [hybrid_layouts.excess, hybrid_layouts.row_lengths, hybrid_layouts.live_columns]
+)
+def test_a_capture_counts_nothing_that_would_spoil_it(monkeypatch, count):
+    """What a choice by other numbers of columns did not ask for, as two_four from 5 on."""
+    capturing = [True]
+    monkeypatch.setattr(_arrays, "is_capturing", lambda: capturing[0])
+    h = hybrid(np.ones((3, 8), np.float32))
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr(type(h), "device", "cuda:0")
+        with pytest.raises(UnsupportedError, match=r"waits for the GPU.* once before the capture"):
+            count(h)
+    capturing[0] = False
+    found = count(h)
+    capturing[0] = True
+    assert count(h) is found
+
+
+@pytest.mark.gpu
+def test_a_capture_of_more_columns_than_were_multiplied_is_refused_and_goes_on(rng):
+    cupy = pytest.importorskip("cupy")
+    h = hybrid(cupy.asarray(families.make("iid", (256, 512), zeros=0.9, dtype="float32", rng=rng)))
+    few, many = cupy.ones((512, 1), np.float32), cupy.ones((512, 40), np.float32)
+    want, out = h @ few, cupy.zeros((256, 1), np.float32)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        with pytest.raises(UnsupportedError, match="once before the capture"):
+            h.matmul(many, algorithm="csr")
+        h.matmul(few, out=out)
+        stream.end_capture().launch(stream)
+        stream.synchronize()
+    assert (out == want).all()
 
 
 def assert_captured(h, b, algorithm):

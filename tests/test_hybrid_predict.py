@@ -61,7 +61,7 @@ def test_fit_recovers_a_line(rng):
     points = [(e, b, line.seconds(e, b)) for e, b in rng.uniform(1e6, 1e8, (6, 2))]
     found = hybrid_fit.solve(points)
     for name in ("fixed", "element", "byte"):
-        assert getattr(found, name) == pytest.approx(getattr(line, name), rel=1e-6)
+        assert getattr(found, name) == pytest.approx(getattr(line, name), rel=1e-6, abs=0)
 
 
 def test_damaged_fits_are_ignored(tmp_path):

@@ -149,3 +149,13 @@ def test_an_average_of_other_places_is_refused_and_changes_nothing(device, avera
         got.update_parameters(nets[1])
     assert torch.equal(got.module[0].weight.to_dense(), weights[0])
     assert torch.equal(got.module[0].bias, bias)
+
+
+def test_averages_of_which_one_cannot_be_written_change_nothing(device):
+    whole, others = pack(both_ways(device)), [pack(both_ways(device)) for _ in range(2)]
+    dense, before = torch.zeros(3, device=device), whole.to_dense()
+    to, ends = [whole, dense, pack(both_ways(device))[:16]], [*others, torch.ones(3, device=device)]
+    with pytest.raises(UnsupportedError, match="nothing is copied into a part"):
+        torch._foreach_lerp_(to, [ends[0], ends[2], ends[1]], 0.5)
+    assert torch.equal(whole.to_dense(), before)
+    assert not dense.any()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays
+from sparse24._errors import UnsupportedError
 
 MOST_BLOCKS = 65535  # of a grid along y (CUDA C++ Programming Guide, compute capabilities)
 
@@ -91,9 +92,19 @@ def _kept(find: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(find)
     def kept(h, *which: str):
-        return known(h, " ".join((name, *which)), lambda: find(h, *which))
+        return known(h, " ".join((name, *which)), lambda: _counted(h, lambda: find(h, *which)))
 
     return kept
+
+
+def _counted(h, count: Callable[[], Any]) -> Any:
+    """What ``count()`` returns, which waits for the GPU: that would spoil a capture."""
+    if h.device != "cpu" and _arrays.is_capturing():
+        raise UnsupportedError(
+            "the first choice of a path for so many columns counts elements of the matrix, which "
+            "waits for the GPU, as a graph cannot; multiply so many once before the capture"
+        )
+    return count()
 
 
 @_kept
@@ -209,7 +220,7 @@ class _Live:
 
 def live_columns(h) -> _Live:
     """The columns that are not empty; found at the first need, which waits."""
-    return h.prepared("live columns", lambda: _Live(h))
+    return h.prepared("live columns", lambda: _counted(h, lambda: _Live(h)))
 
 
 def _cpu_layout(h):

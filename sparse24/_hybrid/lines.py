@@ -143,8 +143,8 @@ H200_LINES = {
 # `fit` on an H100.  The dense product, gather, scatter and strips are fitted anew to 444 times by
 # 96 to 4096 columns and to its hybrid.json; "slots/128", "slots/512", "regrouped/256" and rows by 1
 # and 2 columns are then set by hand (docs/benchmarks/log_hybrid.rst, "An H100").  What is not here
-# is as on an H200; "short", "tiles" and "copy" are, too, but their bytes, which are scaled by the
-# bandwidth of copies.  Scatter, "small", and the panels of float32 and float64 are fitted to
+# is as on an H200; "short", "int8", "tiles" and "copy" are, too, but their bytes, which are scaled
+# by the bandwidth of copies.  Scatter, "small", and the panels of float32 and float64 are fitted to
 # matrices from 384 x 384 on.
 H100_LINES = H200_LINES | {
     "stream/8": Line(4.58e-6, 1.18e-13, 2.68e-13),
@@ -193,6 +193,7 @@ H100_LINES = H200_LINES | {
     "cublas/256": Line(5.45e-6, 0.0, 3.95e-13),
     "small/512": Line(2.73e-6, 1.17e-9, 2.31e-13),
     "short/512": Line(3.6e-6, 0.0, 3.34e-13),
+    "int8/512": Line(1e-5, 1.4e-15, 3.48e-13),
     "tiles/512": Line(0.0, 2e-13, 3.48e-13),
     "copy/512": Line(3e-6, 0.0, 3.48e-13),
 }

@@ -31,6 +31,16 @@ def pin(a: PackedMatrix, *_: Any) -> PackedMatrix:
     return type(a)(parts, a.shape, turned=a.turned)
 
 
+def refuse_lent(to: PackedMatrix) -> None:
+    """Refuse to write to a matrix whose memory is that of others, too."""
+    if to.lent or to.ndim > 2:
+        raise UnsupportedError(
+            "nothing is copied into a part or an expansion of a Sparse24Tensor, or into what was "
+            "made of an array, which have no memory of their own to write; copy into the whole "
+            "matrix, or into a .clone(), or pass assign=True to load_state_dict"
+        )
+
+
 def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """``to.copy_(source)`` of two packed matrices, whose places are copied with their elements."""
     if not isinstance(to, PackedMatrix) or not isinstance(source, PackedMatrix):
@@ -38,12 +48,7 @@ def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
             "elements are not copied between a Sparse24Tensor and a dense one; pass assign=True to "
             "load_state_dict, or copy x.to_dense(), or to_sparse_semi_structured(x) of a dense x"
         )
-    if to.lent or to.ndim > 2:
-        raise UnsupportedError(
-            "nothing is copied into a part or an expansion of a Sparse24Tensor, or into what was "
-            "made of an array, which have no memory of their own to write; copy into the whole "
-            "matrix, or into a .clone(), or pass assign=True to load_state_dict"
-        )
+    refuse_lent(to)
     if to.shape != source.shape or not _axes(to) <= _axes(source):
         raise UnsupportedError(
             f"into a Sparse24Tensor {_shown(to)} goes one like it, got one {_shown(source)}; pass "

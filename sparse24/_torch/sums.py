@@ -17,7 +17,7 @@ from sparse24 import _is_24
 from sparse24._errors import PatternError, ShapeError
 from sparse24._torch import ops
 from sparse24._torch.arithmetic import refuse_float8
-from sparse24._torch.copies import copy_into
+from sparse24._torch.copies import copy_into, refuse_lent
 from sparse24._torch.matrix import PackedMatrix, undefined
 
 _aten = torch.ops.aten
@@ -33,6 +33,9 @@ def subtract(a: Any, b: Any, *, alpha: Any = 1) -> PackedMatrix:
 
 def lerp_all(to: list[Tensor], ends: list[Tensor], weight: Any) -> None:
     """What torch's averages on a GPU do to the parameters of one type, dense ones among them."""
+    for x in to:
+        if isinstance(x, PackedMatrix):
+            refuse_lent(x)
     between = functools.partial(torch.lerp, weight=weight)
     made = [_between(between, x, end) for x, end in zip(to, ends, strict=True)]
     for x, new in zip(to, made, strict=True):  # once none of them was refused
