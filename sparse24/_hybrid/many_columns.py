@@ -20,7 +20,7 @@ STRIP_ROWS, STRIP_COLUMNS = 128, 1 << 28  # of the lower strips; columns that th
 SKINNY, SKINNY_LONGER = 8, 1.2  # columns, up to which they take longer than the planner expects
 # By bytes, relative to 16 bits: the time for an element that is left out, times a column.
 OVERFLOW_ELEMENT = {1: 1.5, 2: 1.0, 4: 1.57}
-MOST_EXCESS = (1 << 31) - 1  # elements left out, which the kernel counts in 32 bits
+MOST_EXCESS = (1 << 31) - 8  # elements left out, which the kernel counts in 32 bits, some ahead
 OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
 
 
