@@ -188,6 +188,10 @@ def test_fixed_pattern_with_another_target_says_so():
         S.Recipe(S.OneShot(0.8), pattern=S.Elastic())
     with pytest.raises(ShapeError, match=r"multiples of 32 by 32, got \(30, 32\)"):
         S.init(S.Recipe(pattern=S.Block()), {"w": np.zeros((30, 32))})
+    with pytest.raises(ShapeError, match=r"multiples of 4 by 64, got \(30, 50\)"):
+        S.init(S.Recipe(pattern=S.Elastic()), {"w": np.zeros((30, 50))})
+    with pytest.raises(ShapeError, match=r"multiples of 1 by 4, got \(3, 6\)"):
+        S.init(S.Recipe(pattern=S.Elastic(tile=None)), {"w": np.zeros((3, 6))})
 
 
 def test_gradients_narrower_than_the_weights_take_no_place_of_survivors():

@@ -11,14 +11,15 @@ import recorded
 from sparse24 import _advise, _dtypes
 
 SIXTEEN = ("bfloat16", "float16")
-# Title, element types, least and most tokens.
+# Title, element types, least and most tokens, whether weights are small.
 CLASSES = (
-    ("16 bits, 1 to 64 tokens", SIXTEEN, 1, 64),
-    ("16 bits, 128 to 512 tokens", SIXTEEN, 128, 512),
-    ("16 bits, 1024 tokens and more", SIXTEEN, 1024, 1 << 30),
-    ("fp8", ("float8_e4m3fn",), 1, 1 << 30),
-    ("int8", ("int8",), 1, 1 << 30),
-    ("float32, 1 and 2 tokens", ("float32",), 1, 2),
+    ("16 bits, 1 to 64 tokens", SIXTEEN, 1, 64, False),
+    ("16 bits, 1 to 256 tokens, weights of 4 to 17 million elements", SIXTEEN, 1, 256, True),
+    ("16 bits, 128 to 512 tokens", SIXTEEN, 128, 512, False),
+    ("16 bits, 1024 tokens and more", SIXTEEN, 1024, 1 << 30, False),
+    ("fp8", ("float8_e4m3fn",), 1, 1 << 30, False),
+    ("int8", ("int8",), 1, 1 << 30, False),
+    ("float32, 1 and 2 tokens", ("float32",), 1, 2, False),
 )
 
 
@@ -29,6 +30,7 @@ class Compared(NamedTuple):
     n: int
     dense: float
     sparse: float
+    small: bool  # a smaller weight, of cases of their own
 
     @property
     def speedup(self) -> float:
@@ -43,7 +45,8 @@ def compared() -> list[Compared]:
         for case in suites.get(name, {}).get("cases", []):
             rival = case["rivals"].get("cublas")
             # The name of a plain product is its type and its shape.
-            if rival and case["name"] == "{dtype} {m}x{k}x{n}".format_map({"m": 0, "k": 0} | case):
+            plain = "{dtype} {m}x{k}x{n}".format_map({"m": 0, "k": 0} | case)
+            if rival and case["name"].removeprefix("small ") == plain:
                 found.append(_compare(case, rival))
     return found
 
@@ -52,7 +55,8 @@ def _compare(case: dict[str, Any], rival: float) -> Compared:
     shape, row = (case["m"], case["k"]), _dtypes.lookup(case["dtype"])
     told = _advise.estimate(shape, (case["n"],), row, _advise.h200())
     dense, sparse = 1e6 * told.dense[0] / rival, 1e6 * told.sparse[0] / case["ours_us"]
-    return Compared(case["dtype"], case["n"], dense, sparse)
+    small = case["name"].startswith("small ")
+    return Compared(case["dtype"], case["n"], dense, sparse, small)
 
 
 def write(folder: Path) -> None:
@@ -64,8 +68,12 @@ def write(folder: Path) -> None:
         *_cells("products", "cases", "dense time", "2:4 time", "speed-up"),
     ]
     everything = compared()
-    for title, dtypes, low, high in CLASSES:
-        rows = [row for row in everything if row.dtype in dtypes and low <= row.n <= high]
+    for title, dtypes, low, high, small in CLASSES:
+        rows = [
+            row
+            for row in everything
+            if row.dtype in dtypes and low <= row.n <= high and row.small == small
+        ]
         if rows:
             parts = [[getattr(row, p) for row in rows] for p in ("dense", "sparse", "speedup")]
             lines += _cells(title, str(len(rows)), *map(_span, parts))

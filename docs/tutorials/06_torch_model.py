@@ -163,5 +163,6 @@ print(layer.weight.grad.shape)
 # Where to go next
 # ----------------
 # :doc:`/how_to/training_recipes` says which of these to choose, with recorded times and losses;
+# :doc:`/how_to/serve_torch` prunes a trained model, and saves and loads packed weights;
 # :doc:`/explanation/training` explains what a sparse layer does in a training step, and
 # :doc:`/reference/layers` lists all options.

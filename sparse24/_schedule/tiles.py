@@ -29,6 +29,8 @@ from sparse24._schedule.patterns import Pattern, Unstructured
 class Block(Pattern):
     """Whole blocks, scored by the sums of their elements' scores.
 
+    Layers must be whole blocks; leading axes of a layer count as rows.
+
     Parameters
     ----------
     tile : (int, int), default (32, 32)
@@ -166,8 +168,7 @@ class _Levels(Pattern):
         check_reachable(sparsity, self.most, repr(self))
 
     def check_shape(self, shape):
-        check_tiles(shape, (self._tile(shape)[0], _spec.GROUP), repr(self))
-        check_tiles(shape, self._tile(shape), repr(self))
+        check_tiles(shape, self.tile or (1, _spec.GROUP), repr(self))
 
     def _zero_steps(self, shape, sparsity: float) -> tuple[int, int]:
         """Steps down from dense in all tiles together, and the elements of one step."""
@@ -205,7 +206,8 @@ class _Levels(Pattern):
 class Elastic(_Levels):
     """1:4, 2:4, 3:4 or 4:4 in each tile, so that the layer meets any sparsity up to 0.75.
 
-    Layers must be whole tiles; keep others dense by the rule None, or choose another pattern.
+    Layers must be whole tiles, by default multiples of 4 by 64.  For others name another `tile`,
+    down to (1, 4), keep them dense by the rule None, or choose another pattern.
 
     Parameters
     ----------
@@ -240,7 +242,8 @@ class Elastic(_Levels):
 class TileHybrid(_Levels):
     """Tiles that are empty, 2:4 or dense: any sparsity, in a form that suits `sparse24.hybrid`.
 
-    Layers must be whole tiles; keep others dense by the rule None, or choose another pattern.
+    Layers must be whole tiles, by default multiples of 64 by 64; keep others dense by the rule
+    None, or choose another pattern.
 
     Parameters
     ----------

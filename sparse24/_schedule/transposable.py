@@ -40,7 +40,8 @@ MASKS = _masks()
 class Transposable24(Pattern):
     """2:4 along both axes: the best of the 90 masks of every 4x4 tile.
 
-    Leading axes of a layer count as rows, as in `Block`.
+    Layers must be whole tiles: multiples of 4 by 4.  Leading axes of a layer count as rows, as in
+    `Block`.
     Sums are in float32, where a NaN counts as a sixteenth of the largest number, as in
     ``sparse24.mask(x, transposable=True)``.
 
