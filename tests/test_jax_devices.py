@@ -83,6 +83,8 @@ def test_what_holds_no_numbers_is_refused():
     for function in (lambda x: A @ x, lambda x: sj.matmul(A, x), sj.mask, s24.prune, layer):
         with pytest.raises(s24.DTypeError, match=r"got (key<fry>|PRNGKeyArray)"):
             function(keys)
+    with pytest.raises(s24.DTypeError, match=r"got key<fry>"):
+        jax.jit(lambda x: sj.matmul(A, x))(keys)
     for function in (lambda x: sj.matmul(A, x), sj.mask, lambda x: sj.linear(x, jnp.ones((8, 16)))):
         with pytest.raises(s24.DTypeError, match="an array of JAX or NumPy, got ShapeDtypeStruct"):
             function(like)

@@ -35,8 +35,8 @@ def view(x: Any) -> Any:
 
     Keep `x` until the work on the view is done.
     """
-    if _is_there(x) and jnp.issubdtype(x.dtype, jax.dtypes.extended):  # keys of jax.random
-        raise DTypeError(f"arrays must hold numbers, got {x.dtype}")
+    if _is_there(x):
+        check_numbers(x)
     if is_on_gpu(x):
         with jax.ensure_compile_time_eval():  # a constant of code that is being traced stays one
             return typed(_arrays.cupy_module().from_dlpack(bits(x)), x.dtype)
@@ -44,6 +44,12 @@ def view(x: Any) -> Any:
     if array.dtype == object:
         raise DTypeError(f"arrays must hold numbers, got {type(x).__name__}")
     return array
+
+
+def check_numbers(x: Any) -> None:
+    """Refuse keys of ``jax.random``, whose type NumPy does not know."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        raise DTypeError(f"arrays must hold numbers, got {x.dtype}")
 
 
 def back(x: Any, *near: Any) -> jax.Array:

@@ -16,7 +16,7 @@ from sparse24 import _check, _devices, _dtypes, _foreign, _product, _target
 from sparse24 import _matmul as ours
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._jax import splits
-from sparse24._jax.arrays import at, back, home, of_bits, view
+from sparse24._jax.arrays import at, back, check_numbers, home, of_bits, view
 from sparse24._jax.calls import Work, is_traced, traced
 from sparse24._jax.check import check_array, not_one_sparse
 from sparse24._promotion import promote, result_of
@@ -229,6 +229,7 @@ class _Factor:
 
     def _result(self, x: Any) -> str:
         """The type of the result; JAX may have no float64."""
+        check_numbers(x)
         own = _dtypes.lookup(self.sparse.dtype)
         name = result_of(own, np.dtype(x.dtype), argument="a" if self.turned else "b")
         if self.dtype is not None:
