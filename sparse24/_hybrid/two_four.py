@@ -33,8 +33,9 @@ class TwoFour:
         from sparse24.kernels import hybrid_overflow
 
         self._main.multiply(b, out)
-        if self._grids:
-            rows = _by_rows(b)
+        if not self._grids:
+            return
+        rows = _by_rows(b)
         for overflow in self._grids:
             hybrid_overflow.add(overflow, rows, out)
 
