@@ -35,8 +35,9 @@ from sparse24._jax import splits
 from sparse24._jax.axes import vary, varying
 from sparse24._jax.calls import is_traced
 from sparse24._jax.check import check_array
+from sparse24._jax.functions import call
 from sparse24._jax.linear import linear as _linear
-from sparse24._jax.products import call, matmul
+from sparse24._jax.products import matmul
 from sparse24._prune import mask as choose_mask
 from sparse24._train_rule import checked_rule
 

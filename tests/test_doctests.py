@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"sparse24": "sparse24", "kernels": "sparse24.kernels", "formats": "sparse24.formats"}
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 FRAMEWORKS = ("torch", "jax", "sklearn", "matplotlib")
+COMPILED = ("sparse24._jax.functions", "sparse24._jax.products")
 
 
 PAGES = sorted(
@@ -71,7 +72,7 @@ def test_examples(name, monkeypatch, tmp_path):
     framework = name.removeprefix("sparse24.").removeprefix("_").partition(".")[0]
     if framework in FRAMEWORKS:  # sparse24.torch, and sparse24._torch.model behind it
         pytest.importorskip(framework)
-    if name == "sparse24._jax.products":  # whose examples are compiled: for JAX 0.6.1 and later
+    if name in COMPILED:  # whose examples are compiled: for JAX 0.6.1 and later
         pytest.importorskip("jax.experimental.buffer_callback")
     module = importlib.import_module(name)
     monkeypatch.chdir(tmp_path)

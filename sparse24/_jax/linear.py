@@ -19,7 +19,8 @@ from sparse24._dtypes import numpy_dtype
 from sparse24._errors import UnsupportedError
 from sparse24._jax.arrays import at, back, home, view
 from sparse24._jax.calls import Work, elements, is_traced, traced
-from sparse24._jax.products import call, common
+from sparse24._jax.functions import call
+from sparse24._jax.products import common
 from sparse24._train_rule import Rule
 
 
