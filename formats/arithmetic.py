@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _elementwise, _foreign
+from sparse24 import _arrays, _check, _devices, _dtypes, _elementwise, _foreign_streams
 from sparse24._dtypes import DType
 from sparse24._errors import DTypeError
 from sparse24.formats import convert
@@ -31,7 +31,7 @@ class Arithmetic(Refusals):
         """`ufunc` of the elements and a factor: None, a number, or of the shape of the array."""
 
     def _scaled(self, ufunc: np.ufunc, factor: Any) -> Self:
-        with _foreign.stream_of(factor), _devices.on_device(self.device):
+        with _foreign_streams.stream_of(factor), _devices.on_device(self.device):
             factor = self._factor(factor)
             result = _elementwise.result_type(ufunc, self._dtype, factor)
             return self._elementwise(ufunc, factor, result)

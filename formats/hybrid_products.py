@@ -14,6 +14,7 @@ from sparse24 import (
     _dtypes,
     _finish,
     _foreign,
+    _foreign_streams,
     _overlap,
     _replay,
     _storage,
@@ -46,7 +47,7 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
         made = matmul(h, view, given(out), algorithm, balance, sums=sums)
         return restore(made) if out is None else out
     b = densified(b)
-    with _foreign.stream_of(b), keeping_with_hybrid(h, b):
+    with _foreign_streams.stream_of(b), keeping_with_hybrid(h, b):
         array, restore = _foreign.take(b, argument="b")
         _check_inner(h, array, "b")
         same, operand = _in_one_type(h, array, "b")
@@ -75,7 +76,7 @@ def multiply_rows(h, x, *, sums: bool = False):
         view, restore = _foreign.take(x, argument="x")
         return restore(multiply_rows(h, view, sums=sums))
     x = densified(x)
-    with _foreign.stream_of(x), keeping_with_hybrid(h, x):
+    with _foreign_streams.stream_of(x), keeping_with_hybrid(h, x):
         array, restore = _foreign.take(x, argument="x")
         _check_inner(h, array, "x", rows=True)
         same, operand = _in_one_type(h, array, "x")
@@ -107,7 +108,7 @@ def linear(h, x, call: Call):
     with keeping_with_hybrid(h, x):
         product = multiply_rows(h, x)
     first = h._plans.get(_replay.signature(x, None, NO_OPTIONS, from_left=True))
-    with _foreign.stream_of(product), keeping_with_hybrid(h, product):
+    with _foreign_streams.stream_of(product), keeping_with_hybrid(h, product):
         array, restore = _foreign.take(product, argument="the product")
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
         finished = restore(_finish.finished(array, None, call, *shapes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _arrays, _check, _devices, _foreign, _gradients
+from sparse24 import _arrays, _check, _devices, _foreign, _foreign_streams, _gradients
 from sparse24._errors import ArgumentError, PatternError, UnsupportedError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
 from sparse24.formats.n_m_storage import NMStorage
@@ -90,7 +90,7 @@ class NMArray(NMStorage):
         n, m = _check.pattern(pattern)
         _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
         check = _check.flag(check, argument="check")
-        with _foreign.stream_of(x):
+        with _foreign_streams.stream_of(x):
             array, own = n_m_parts.in_dtype(_foreign.take(x)[0], dtype)
             _check.at_least_2d(array.shape, argument="x")
             number = _check.axis(axis, array.ndim) - array.ndim

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _foreign, _product, _promotion, _replay
+from sparse24 import (
+    _arrays,
+    _check,
+    _devices,
+    _foreign,
+    _foreign_streams,
+    _product,
+    _promotion,
+    _replay,
+)
 from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_on_gpu, n_m_parts
 from sparse24.formats.base import SparseArray, densified
@@ -39,7 +48,7 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
         view, restore = _foreign.take(other, argument=argument)
         return restore(product(array, view, left=left, result=result))
     other = densified(other)
-    with _foreign.stream_of(other):
+    with _foreign_streams.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
         x, its, own = fitted(array, given, left=left)
         name, prepared = result or own, None

@@ -12,6 +12,7 @@ from sparse24 import (
     _devices,
     _dtypes,
     _foreign,
+    _foreign_streams,
     _memory_order,
     _planner,
     _spec,
@@ -93,7 +94,7 @@ class TensorFloat:
 
     def product(self, other, *, left: bool):
         """``A @ other`` or ``other @ A``, in the library of `other`."""
-        with _foreign.stream_of(other):
+        with _foreign_streams.stream_of(other):
             other, restore = _foreign.take(other, argument="b" if left else "a")
             self._check_operand(other, left)
             b = (other if left else other.T) if other.ndim == 2 else other[:, None]

@@ -9,7 +9,7 @@ from sparse24 import (
     _check,
     _devices,
     _dtypes,
-    _foreign,
+    _foreign_streams,
     _product,
     _storage,
 )
@@ -106,7 +106,7 @@ class Sparse24Array(Sparse24Storage):
         if out is None:
             dense = _storage.decompress(record)
             return dense.swapaxes(-1, -2) if swap else dense
-        with _foreign.stream_of(out):
+        with _foreign_streams.stream_of(out):
             target = _storage.check_out(out, self.shape, self._dtype, like=record.values)
             _storage.decompress(record, target.swapaxes(-1, -2) if swap else target)
         return out

@@ -21,6 +21,7 @@ from sparse24 import (
     _devices,
     _dtypes,
     _foreign,
+    _foreign_streams,
     _gradients,
     _product,
     _spec,
@@ -233,7 +234,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
     def _product(self, other, multiply, out, call: Call, *, axis: int):
         other = densified(other)
         call = _product.with_own_type(call, other)
-        with _foreign.stream_of(other):
+        with _foreign_streams.stream_of(other):
             other, restore = _foreign.take(other, argument="b")
             _check.not_scalar(other.shape, argument="b" if self.axis == -1 else "a")
             if _arrays.device_of(other) != self.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparse24 import _arrays, _backend, _check, _foreign, _gradients, _storage
+from sparse24 import _arrays, _backend, _check, _foreign, _foreign_streams, _gradients, _storage
 from sparse24._dtypes import TABLE
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -69,7 +69,7 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
     quantise = _check.flag(quantise, argument="quantise")
     _gradients.refuse(x, "x")
     _gradients.refuse(gate, "gate")
-    with _foreign.makes_of(x):
+    with _foreign_streams.makes_of(x):
         array, restore = _foreign.take(x)
         array, gate = _backend.place(array), _checked_gate(gate, array, activation)
         dtype = _arrays.logical_dtype(array)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign
+from sparse24 import _arrays, _check, _foreign, _foreign_streams
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._sparsegpt import narrowed
 
@@ -71,8 +71,8 @@ class Calibration:
 
     def update(self, inputs, targets=None) -> None:
         """Add a batch of inputs (..., k) and, if those before came with them, targets."""
-        _foreign.follow(inputs)  # the sums so far may come from other streams
-        with _foreign.makes_of(inputs):  # whose memory is soon another tensor's
+        _foreign_streams.follow(inputs)  # the sums so far may come from other streams
+        with _foreign_streams.makes_of(inputs):  # whose memory is soon another tensor's
             self._add(inputs, targets)
 
     def _add(self, inputs, targets) -> None:
@@ -154,8 +154,8 @@ class Calibration:
         ArgumentError
             If there were no inputs, or neither targets nor `dense`.
         """
-        _foreign.follow(pruned)
-        with _foreign.stream_of(pruned):
+        _foreign_streams.follow(pruned)
+        with _foreign_streams.stream_of(pruned):
             return self._new_bias(pruned, dense, bias)
 
     def _new_bias(self, pruned, dense, bias):

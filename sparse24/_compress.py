@@ -11,6 +11,7 @@ from sparse24 import (
     _dtypes,
     _excess,
     _foreign,
+    _foreign_streams,
     _prune_methods,
     _storage,
 )
@@ -108,7 +109,7 @@ keeps every element
         _only_24(transposable=transposable, keep_dense=keep_dense)
         _only_24(check=check if check == "deferred" else None)
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
-    with _foreign.makes_of(x):
+    with _foreign_streams.makes_of(x):
         x, own = _prepared(x, dtype)
         swap = _check_axis(axis, x.ndim) == -2
         if transposable:
@@ -145,7 +146,7 @@ def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
     """An `NMArray`, of the elements under `mask` if there is one."""
     from sparse24.formats.n_m import NMArray
 
-    with _foreign.makes_of(x):
+    with _foreign_streams.makes_of(x):
         x, own = _prepared(x, dtype)
         if mask is not None:
             mask = checked_mask(mask, x)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sparse24 import _arrays, _foreign
+from sparse24 import _arrays, _foreign_streams
 from sparse24._records import Compressed24
 from sparse24.kernels import pieces
 
@@ -25,7 +25,7 @@ def keeping(record: Compressed24 | None, out: Any) -> Iterator[None]:
     its tensors, is left to torch, whose graphs have pools of their own; `out` is any array of the
     call, in CuPy's form or as the caller gave it.
     """
-    if record is None or not _is_captured(out) or _foreign.is_torchs(out):
+    if record is None or not _is_captured(out) or _foreign_streams.is_torchs(out):
         yield
         return
     with _each_allocation(functools.partial(pieces.keep_for_graph, record)):

@@ -11,7 +11,7 @@ from sparse24 import (
     _batch_axes,
     _check,
     _cuda_graphs,
-    _foreign,
+    _foreign_streams,
     _memory_order,
     _overlap,
     _planner,
@@ -84,7 +84,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
     if types.on_gpu:
         problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
         launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
-        _foreign.make_current()
+        _foreign_streams.make_current()
         _streams.hold_current()
     else:
         launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)

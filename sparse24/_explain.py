@@ -8,6 +8,7 @@ from sparse24 import (
     _check,
     _dispatch,
     _foreign,
+    _foreign_streams,
     _grouped_matmul,
     _other_formats,
     _planner,
@@ -126,7 +127,7 @@ def _explain_n_m(a, b, out, call: Call) -> Explanation:
     finish = _other_formats.checked(call)
     left = isinstance(a, NMArray)
     array, other = (a, b) if left else (b, a)
-    with _foreign.stream_of(other):
+    with _foreign_streams.stream_of(other):
         other, _ = _foreign.take(densified(other), argument="b" if left else "a")
         other, _, _ = n_m_products.fitted(array, other, left=left)
         _other_formats.check_written(a, b, out, finish)
@@ -142,7 +143,7 @@ def _explain_hybrid(a, b, out, call: Call) -> Explanation:
     left = isinstance(a, HybridArray)
     h, other = (a, b) if left else (b, a)
     other = densified(other) if _arrays.is_sparse_matrix(other) else other
-    with _foreign.stream_of(other):
+    with _foreign_streams.stream_of(other):
         sums = _other_formats.name_of_sums(h, other, finish, argument="b" if left else "a")
         product = hybrid_products.expected(h, other, left=left, sums=sums is not None)
         _other_formats.check_written(*((h, other) if left else (other, h)), out, finish)
@@ -161,7 +162,7 @@ def _explain_hybrid(a, b, out, call: Call) -> Explanation:
 
 def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) -> Explanation:
     call = _product.with_own_type(call, other)
-    with _foreign.stream_of(other):
+    with _foreign_streams.stream_of(other):
         matrix, _, _ = _product.taken(other, operand, call, "a" if from_left else "b")
         laid = _product.laid_out(operand, matrix, out, call, from_left=from_left)
         a, b, target, epilogue = _as_multiplied(laid)

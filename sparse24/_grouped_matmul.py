@@ -9,7 +9,7 @@ from sparse24 import (
     _check,
     _cuda_graphs,
     _dispatch,
-    _foreign,
+    _foreign_streams,
     _gradients,
     _overlap,
     _product,
@@ -204,7 +204,7 @@ def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool =
     if known is not None:
         return known(x, out, offsets)
     call = _product.with_own_type(call, x)
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         with _cuda_graphs.keeping(a.rows, x):
             tokens, restore, _ = _product.taken(x, a, call, "x" if by_rows else "b")
         _check_tokens(tokens.shape, a.shape, by_rows=by_rows)
@@ -257,7 +257,7 @@ def _experts(As) -> Operand24:
 def explained(As, b, out, offsets, call: Call, *, gated: bool) -> tuple[str, str]:
     """What multiplies, and why, for the options of `grouped_matmul`; nothing does now."""
     a, call = _experts(As), _product.with_own_type(call, b)
-    with _foreign.stream_of(b):
+    with _foreign_streams.stream_of(b):
         tokens, _, _ = _product.taken(b, a, call, "b")
         _check_tokens(tokens.shape, a.shape, by_rows=False)
         prepared = _prepared(a, tokens, out, offsets, call, by_rows=False, gated=gated)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _excess, _foreign, _spec
+from sparse24 import _arrays, _check, _excess, _foreign, _foreign_streams, _spec
 from sparse24._errors import PatternError
 
 
@@ -88,7 +88,7 @@ prune it to 2:4 first (sparse24.prune)
 
 def _found(x, axis):
     """First bad group and their number, along (axis, the shape with the axis moved last)."""
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         array, _ = _foreign.take(x)
         if array.dtype.kind in "biu" and array.dtype not in (np.int8, np.uint8):
             array = (array != 0).view(np.int8)

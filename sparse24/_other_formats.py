@@ -17,6 +17,7 @@ from sparse24 import (
     _dtypes,
     _finish,
     _foreign,
+    _foreign_streams,
     _overlap,
     _product,
     _target,
@@ -37,7 +38,7 @@ def multiply(a, b, out, call: Call):
     if call is NO_OPTIONS and out is None and np.ndarray in (type(a), type(b)):
         return a @ b
     call = checked(call)
-    with _foreign.stream_of(a), _foreign.stream_of(b):  # one of them is ours
+    with _foreign_streams.stream_of(a), _foreign_streams.stream_of(b):  # one of them is ours
         if not (isinstance(a, Windows24) or isinstance(b, Windows24)):
             return _asked(*in_sums(a, b, call), a, b, out)
         _refuse_overlaps(_target.given(out), call, a, b)
@@ -64,7 +65,7 @@ def in_tf32(precision: str, a, b, out, call: Call):
             f"{type(sparse).__name__}; compress it with pattern=(1, 2)"
         )
     product = functools.partial(sparse.multiply_tf32, other, left=left)
-    with _foreign.stream_of(other):
+    with _foreign_streams.stream_of(other):
         return _asked(product, checked(call), a, b, out)
 
 

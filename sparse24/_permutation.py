@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _deals, _foreign, _scales
+from sparse24 import _arrays, _check, _deals, _foreign, _foreign_streams, _scales
 from sparse24._errors import ArgumentError, ShapeError
 
 
@@ -71,7 +71,7 @@ def find_permutation(
     n, m = _check.pattern(pattern)
     rounds = _check.whole(rounds, argument="rounds", least=0)
     first = next(iter(w), None) if isinstance(w, Sequence) else w
-    with _foreign.stream_of(first):
+    with _foreign_streams.stream_of(first):
         return _found(_columns(w, scores), n, m, rounds, seconds, _check.generator(rng))
 
 

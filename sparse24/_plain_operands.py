@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _other_formats, _product, _target
+from sparse24 import (
+    _arrays,
+    _check,
+    _dtypes,
+    _foreign,
+    _foreign_streams,
+    _other_formats,
+    _product,
+    _target,
+)
 from sparse24._compress import compress
 from sparse24._is_24 import is_24
 from sparse24._options import Call
@@ -25,7 +34,7 @@ def one_sparse(a, b, a_dtype, b_dtype):
         (a, left, -1, a_dtype, b), (b, right, -2, b_dtype, a)
     ):  # fmt: skip
         wide_enough = array.ndim >= 2 and min(array.shape[-2:]) > 1
-        with _foreign.stream_of(x):  # `array` does not tell that it is torch's
+        with _foreign_streams.stream_of(x):  # `array` does not tell that it is torch's
             if wide_enough and is_24(array, axis=axis):
                 packed = compress(array, axis=axis, dtype=dtype, check=False)
                 return (packed, other) if x is a else (other, packed)
@@ -46,7 +55,7 @@ def product(a, b, a_dtype, out, call: Call):
     right, _ = _foreign.take(b, argument="b")
     b_dtype = call.other_dtype
     if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
-        with _foreign.stream_of(a):
+        with _foreign_streams.stream_of(a):
             product = _other_formats.by_library(left, right, out, call)
             return restore(product) if out is None else out
     if left.ndim == 1 and right.ndim > 1:

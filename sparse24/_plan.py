@@ -16,6 +16,7 @@ from sparse24 import (
     _devices,
     _dtypes,
     _foreign,
+    _foreign_streams,
     _gradients,
     _product,
     _tuning_cache,
@@ -101,7 +102,7 @@ class MatmulPlan:
 def _by_columns(a: Sparse24Array, b, call: Call):
     """``a @ b`` in an array of column order."""
     call = _product.with_own_type(call, b)
-    with _foreign.stream_of(b):
+    with _foreign_streams.stream_of(b):
         out, restore = _column_out(a, b, call)
         if restore is None:
             return a._multiply(b, None, call)

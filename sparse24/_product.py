@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _cuda_graphs, _dispatch, _foreign, _replay, _settled, _shared_plans
+from sparse24 import (
+    _arrays,
+    _cuda_graphs,
+    _dispatch,
+    _foreign,
+    _foreign_streams,
+    _replay,
+    _settled,
+    _shared_plans,
+)
 from sparse24._errors import ShapeError
 from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Call, Epilogue
@@ -76,7 +85,7 @@ def _anew(
                 _replay.keep(plans, key, ready)
             if _replay.can_repeat(ready, x):
                 return _replay.repeat(ready, x, out, call)
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         with _cuda_graphs.keeping(record, x):  # it may be converted
             matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
@@ -103,7 +112,7 @@ def _may_improve(plan: ReadyProduct, record: Compressed24 | None, x) -> bool:
     """Whether a product can be planned better once its sparse operand is settled, if it will be."""
     if not plan.waits or record is None:
         return False
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         return _settled.will_settle(record)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _gradients, _prune_rule
+from sparse24 import _arrays, _check, _dtypes, _foreign, _foreign_streams, _gradients, _prune_rule
 from sparse24._errors import ArgumentError, DTypeError
 
 
@@ -126,7 +126,7 @@ def prune(
     """
     own = _foreign.float8_of(x)
     dtype = own if dtype is None else dtype
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         given, restore = _foreign.take(x)
         array = _as_numbers(given, dtype)
         rule = _prune_rule.of(
@@ -199,7 +199,7 @@ activations, damping, channels
            [0, 0, 1, 1]])
     """
     dtype = _foreign.float8_of(x) if dtype is None else dtype
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         given, restore = _foreign.take(x)
         array = _as_numbers(given, dtype)
         rule = _prune_rule.of(

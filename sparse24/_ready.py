@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparse24 import _arrays, _foreign, _overlap, _streams
+from sparse24 import _arrays, _foreign, _foreign_streams, _overlap, _streams
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
@@ -71,7 +71,7 @@ class Ready:
         given = (*self.own, b, to)
         if vector is not None:
             given = (*given, _arrays.address(vector) or 0)
-        _foreign.make_current()
+        _foreign_streams.make_current()
         if of_cupy:
             self._enqueue(given, stream, last)
         else:
@@ -89,11 +89,11 @@ class Ready:
         here = _is_on_current_device(x)
         if here and self.captured:
             self.layout.enqueue(given, stream, last)
-        elif here and _foreign.is_current_device(x):
+        elif here and _foreign_streams.is_current_device(x):
             with _arrays.cupy_stream(stream):  # cuBLAS asks CuPy for the stream
                 self.layout.enqueue(given, stream, last)
         else:
-            with _foreign.stream_of(x):
+            with _foreign_streams.stream_of(x):
                 self.layout.enqueue(given, stream, last)
 
 
@@ -240,11 +240,11 @@ class ReadyArrays:
 
     def __call__(self, x: Any, out: Any) -> Any:
         result = self._allocate() if out is None else out
-        _foreign.make_current()
+        _foreign_streams.make_current()
         if _arrays.is_cupy(x):
             self._multiply(x, result, given=out is not None)
         else:
-            with _foreign.stream_of(x):
+            with _foreign_streams.stream_of(x):
                 views = _foreign.view_of(x), _foreign.view_of(result)
                 self._multiply(*views, given=out is not None)
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sparse24 import _foreign
+from sparse24 import _foreign_streams
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import Last, MovedLayout
 from sparse24._options import Call
@@ -43,7 +43,7 @@ class ReadyConverted(ReadyProduct):
         self._make_epilogue, self._transposed = make_epilogue, transposed
 
     def __call__(self, x: Any, out: Any, call: Call) -> Any:  # type: ignore[override]
-        with _foreign.stream_of(x):  # in whose order the vectors are made, and freed
+        with _foreign_streams.stream_of(x):  # in whose order the vectors are made, and freed
             epilogue = self._make_epilogue(call, out)
             epilogue = epilogue.transposed() if self._transposed else epilogue
             return self.launch(x, out, last=Last.of(_epilogue.params(epilogue)))

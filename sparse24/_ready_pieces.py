@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sparse24 import _arrays, _foreign
+from sparse24 import _arrays, _foreign_streams
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import Last, MovedLayout
 from sparse24._ready import ReadyProduct, out_on_values
@@ -44,5 +44,5 @@ class ReadyInPieces(ReadyProduct):
     def _enqueue_for_torch(
         self, given: tuple[int, ...], stream: int, last: Last | None, x: Any
     ) -> None:
-        scratch = _foreign.torch_memory(x.device, self._scratch)  # freed so, too
+        scratch = _foreign_streams.torch_memory(x.device, self._scratch)  # freed so, too
         super()._enqueue_for_torch((*given, scratch.data_ptr()), stream, last, x)

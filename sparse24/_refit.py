@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _scales
+from sparse24 import _arrays, _check, _foreign, _foreign_streams, _scales
 from sparse24._calibration import Calibration, check_weight_type
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._sparsegpt import damped, narrowed
@@ -62,8 +62,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     array([[7., 0., 0., 3.]])
     """
     damping = _check.positive(damping, argument="damping")
-    _foreign.follow(pruned)  # a calibration may come from other streams
-    with _foreign.stream_of(pruned):
+    _foreign_streams.follow(pruned)  # a calibration may come from other streams
+    with _foreign_streams.stream_of(pruned):
         return _refitted(pruned, dense, calibration, mask, damping)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _foreign, _replay
+from sparse24 import _foreign_streams, _replay
 from sparse24._bounded import remember
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
@@ -62,7 +62,7 @@ def find(
         return None
     epilogue = PLAIN
     if call is not NO_OPTIONS:
-        with _foreign.stream_of(x):
+        with _foreign_streams.stream_of(x):
             epilogue = shared.make_epilogue(call, out)
         epilogue = epilogue.transposed() if from_left else epilogue
         if epilogue.c is not None or epilogue.aux is not None:  # perhaps to be folded

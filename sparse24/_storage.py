@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _gradients, _overlap
+from sparse24 import _arrays, _check, _foreign, _foreign_streams, _gradients, _overlap
 from sparse24._dtypes import DType
 from sparse24._errors import (
     ArgumentError,
@@ -108,7 +108,7 @@ def dense_into(out, make, shape: tuple[int, ...], dtype: DType, *, like):
     """The dense array that `make()` returns, or `out` with its elements, after its checks."""
     if out is None:
         return make()
-    with _foreign.stream_of(out):
+    with _foreign_streams.stream_of(out):
         check_out(out, shape, dtype, like=like)[...] = make()
     return out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _arrays, _check, _foreign
+from sparse24 import _arrays, _check, _foreign_streams
 
 
 def hybrid(w, *, n_hint: int | None = None, dtype=None):
@@ -78,7 +78,7 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
 
     n_hint = None if n_hint is None else _check.whole(n_hint, argument="n_hint", least=1)
     home = w.data if _arrays.is_cupyx_sparse(w) else w  # where and in whose order work goes
-    with _foreign.stream_of(home):
+    with _foreign_streams.stream_of(home):
         made = HybridArray.build(w, n_hint=n_hint, dtype=dtype)
         _arrays.settle(made.stored.home)  # products may run on other streams
     return made

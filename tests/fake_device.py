@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _ready
+from sparse24 import _arrays, _dtypes, _foreign, _foreign_streams, _ready
 from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import finish as hybrid_finish
@@ -109,7 +109,7 @@ class Device:
         put(_arrays, "is_cupy", lambda x: isinstance(x, Array))
         put(_arrays, "namespace", lambda x: self if isinstance(x, Array) else np)
         put(_arrays, "cupy_module", lambda: self)
-        put(_foreign, "make_current", lambda: None)
+        put(_foreign_streams, "make_current", lambda: None)
         take = _foreign.take
         put(
             _foreign,

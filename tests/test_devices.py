@@ -9,7 +9,7 @@ import pytest
 from fake_device import RUNTIME, Array, Place, array
 
 import sparse24 as s24
-from sparse24 import _arrays, _devices, _foreign, _replay
+from sparse24 import _arrays, _devices, _foreign, _foreign_streams, _replay
 from sparse24._errors import DeviceError
 from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Epilogue
@@ -55,7 +55,7 @@ def test_work_goes_to_the_device_of_the_arrays(number):
     x = array(np.zeros(4), number)
     with _devices.on_device_of(np.zeros(3), x):
         assert Place.current == number
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         assert Place.current == number
     assert where(None, x) == where(1, last=x) == number
     kept = Kept(f"cuda:{number}")

@@ -12,7 +12,7 @@ import pytest
 from grouped_cases import offsets_of
 
 import sparse24 as s24
-from sparse24 import _arrays, _cuda_graphs, _dispatch, _dtypes, _foreign, _planner
+from sparse24 import _arrays, _cuda_graphs, _dispatch, _dtypes, _foreign, _foreign_streams, _planner
 from sparse24._grouped import dispatch as grouped_dispatch
 from sparse24._grouped import replay as grouped_replay
 from sparse24._records import Compressed24, Operand24
@@ -106,7 +106,7 @@ def kernel(monkeypatch):
     put(_arrays, "namespace", lambda x: gpu if isinstance(x, Array) else np)
     put(_arrays, "cupy_module", lambda: gpu)
     put(_arrays, "is_capturing", lambda: False)
-    put(_foreign, "make_current", lambda: None)
+    put(_foreign_streams, "make_current", lambda: None)
     put(
         _foreign,
         "take",

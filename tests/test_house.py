@@ -24,9 +24,9 @@ STEMS = sorted(path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu"))
 FLOORS = (
     ("_errors", "_spec", "_version"),
     ("_arrays", "_bounded", "_check", "_devices", "_dtypes", "_excess", "_file_checks",
-     "_gradients", "_host_tensors", "_locks", "_memory_order", "_options", "_overlap", "_pyplot",
-     "_raw_files", "_raw_writers", "_records", "_scales", "_settled", "_shards", "_streams",
-     "_table", "_user_folder", "_views", "_whole_files"),
+     "_foreign_streams", "_gradients", "_host_tensors", "_locks", "_memory_order", "_options",
+     "_overlap", "_pyplot", "_raw_files", "_raw_writers", "_records", "_scales", "_settled",
+     "_shards", "_streams", "_table", "_user_folder", "_views", "_whole_files"),
     ("kernels", "kernels.*"),
     ("_autotune", "_backend", "_batch_axes", "_calibration", "_chip_facts", "_compress_records",
      "_cuda_graphs", "_dispatch", "_elementwise", "_evidence", "_finish", "_foreign", "_fuse",

@@ -189,7 +189,7 @@ def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
     monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
     monkeypatch.setattr(hybrid_dispatch, "choose", lambda *_: "scatter")
     monkeypatch.setattr(hybrid_dispatch, "_run", lambda path, *_: ran.append(path))
-    monkeypatch.setattr(hybrid_dispatch._foreign, "make_current", lambda: None)
+    monkeypatch.setattr(hybrid_dispatch._foreign_streams, "make_current", lambda: None)
     monkeypatch.setattr(type(h), "device", "cuda:0")
     b, out = (np.ones((3, 5), np.float32) for _ in range(2))
     with pytest.raises(UnsupportedError, match=r"product with 5 columns .* before the capture"):

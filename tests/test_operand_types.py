@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _dtypes, _finish, _foreign, _other_formats, _product, functional
+from sparse24 import (
+    _dtypes,
+    _finish,
+    _foreign_streams,
+    _other_formats,
+    _product,
+    functional,
+)
 from sparse24._options import NO_OPTIONS
 from sparse24._target import Result
 from sparse24.formats.windows import Windows24
@@ -276,7 +283,7 @@ def test_all_work_of_a_product_goes_to_the_stream_of_an_operand(call, monkeypatc
 
         monkeypatch.setattr(module, name, watch)
 
-    monkeypatch.setattr(_foreign, "stream_of", stream_of)
+    monkeypatch.setattr(_foreign_streams, "stream_of", stream_of)
     for module, name in (
         (_finish, "finished"), (reference, "to_dtype"), (_other_formats, "in_sums"),
         (_other_formats, "_asked"), (cpu, "compress"),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _arrays, _foreign, _moved_layout, _ready, _streams
+from sparse24 import _arrays, _foreign_streams, _moved_layout, _ready, _streams
 from sparse24._dispatch import Launched
 from sparse24._ready import Ready, ReadyInTurn, ReadyProduct
 from sparse24._ready_pieces import ReadyInPieces
@@ -45,12 +45,12 @@ def machine(monkeypatch):
     put(_arrays, "is_cupy", lambda x: False)
     put(_arrays, "is_torch", lambda x: isinstance(x, Tensor))
     put(_arrays, "torch_stream", lambda x: 7)
-    put(_foreign, "make_current", lambda: None)
+    put(_foreign_streams, "make_current", lambda: None)
     put(_streams, "hold", lambda stream: None)
     put(_streams, "hold_current", lambda: None)
-    put(_foreign, "stream_of", lambda x: entered("all of torch's"))
+    put(_foreign_streams, "stream_of", lambda x: entered("all of torch's"))
     put(_arrays, "cupy_stream", lambda stream: entered(f"stream {stream}"))
-    put(_foreign, "is_current_device", lambda x: machine.cupy == x.device.index)
+    put(_foreign_streams, "is_current_device", lambda x: machine.cupy == x.device.index)
     put(_ready, "_is_on_current_device", lambda x: machine.torch == x.device.index)
     return machine
 
@@ -138,7 +138,7 @@ def test_pieces_of_a_tensor_are_in_memory_of_torch(machine, monkeypatch, device)
         asked.append((device.index, size))
         return Tensor(4096 * len(asked))
 
-    monkeypatch.setattr(_foreign, "torch_memory", torch_memory)
+    monkeypatch.setattr(_foreign_streams, "torch_memory", torch_memory)
     plan = in_pieces(machine)
     for _ in range(2):
         assert plan(Tensor(64, device), None).data_ptr() == 1 << 20

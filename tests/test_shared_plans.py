@@ -34,7 +34,7 @@ def seen(monkeypatch):
     put("sparse24._devices.is_elsewhere", lambda x: False)
     put(_arrays, "captures_work_on", lambda x: False)
     put(ready, "current_stream", lambda: 7)
-    put("sparse24._foreign.make_current", lambda: None)
+    put("sparse24._foreign_streams.make_current", lambda: None)
     put("sparse24._streams.hold", lambda stream: None)
     put(_arrays, "cupy_module", lambda: SimpleNamespace(empty=lambda s, t: array(np.zeros(s, t))))
     put(launch, "_driver_launch", lambda: driver)

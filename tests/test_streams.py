@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _calibration, _deals, _foreign, _permutation, _refit
+from sparse24 import _arrays, _calibration, _deals, _foreign, _foreign_streams, _permutation, _refit
 from sparse24.formats import hybrid_build
 
 
@@ -39,7 +39,7 @@ def working(monkeypatch, *parts):
 
         monkeypatch.setattr(module, name, watch)
 
-    monkeypatch.setattr(_foreign, "stream_of", stream_of)
+    monkeypatch.setattr(_foreign_streams, "stream_of", stream_of)
     for module, name in parts:
         watched(module, name)
     return ran
@@ -110,7 +110,7 @@ def test_work_on_a_tensor_follows_that_of_its_own_device(here, ours, theirs, wai
     monkeypatch.setattr(_arrays, "cupy_module", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(_arrays, "torch_stream_at", at)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: its)
-    _foreign._join(SimpleNamespace(device=torch.device("cuda", theirs[1])))
+    _foreign_streams.order_after(SimpleNamespace(device=torch.device("cuda", theirs[1])))
     assert {where: stream.before for where, stream in made.items()} == (
         {(ours, here): [theirs]} if waits else {}
     )
@@ -119,12 +119,12 @@ def test_work_on_a_tensor_follows_that_of_its_own_device(here, ours, theirs, wai
 def test_statistics_of_a_tensor_can_be_read_on_the_stream_of_cupy(monkeypatch):
     torch = pytest.importorskip("torch")
     ordered = []
-    monkeypatch.setattr(_foreign, "join", ordered.append)
+    monkeypatch.setattr(_foreign_streams, "join", ordered.append)
     x = torch.ones(3, 16)
     seen(x)
     assert ordered == [x]
     monkeypatch.undo()
-    monkeypatch.setattr(_foreign, "_join", ordered.append)
+    monkeypatch.setattr(_foreign_streams, "order_after", ordered.append)
     monkeypatch.setattr(_arrays, "is_torch", lambda x: isinstance(x, SimpleNamespace))
     capturing = SimpleNamespace(is_cuda=True, captured=True)
     follows = SimpleNamespace(is_cuda=True, captured=False)
@@ -132,15 +132,15 @@ def test_statistics_of_a_tensor_can_be_read_on_the_stream_of_cupy(monkeypatch):
     for ours in (True, False):
         monkeypatch.setattr(_arrays, "is_capturing", lambda ours=ours: ours)
         for given in (W, SimpleNamespace(is_cuda=False), capturing, follows):
-            _foreign.join(given)
+            _foreign_streams.join(given)
     assert ordered[1:] == [follows]
 
 
 def test_sums_of_a_tensor_follow_those_of_other_streams(monkeypatch):
     """Joined to CuPy's stream behind each batch, for which the next batch waits."""
     torch, order = pytest.importorskip("torch"), []
-    monkeypatch.setattr(_foreign, "follow", lambda x: order.append("follow"))
-    monkeypatch.setattr(_foreign, "join", lambda x: order.append("join"))
+    monkeypatch.setattr(_foreign_streams, "follow", lambda x: order.append("follow"))
+    monkeypatch.setattr(_foreign_streams, "join", lambda x: order.append("join"))
     x = torch.ones(3, 16)
     calibration = s24.Calibration(bias=True)
     take = _foreign.take
@@ -155,11 +155,11 @@ def test_sums_of_a_tensor_follow_those_of_other_streams(monkeypatch):
 
 def test_work_on_a_tensor_can_follow_that_of_cupy(monkeypatch):
     ours, theirs = Stream(7, 0), Stream(9, 0)
-    monkeypatch.setattr(_foreign, "_orders_streams", lambda x: x is not None)
+    monkeypatch.setattr(_foreign_streams, "_orders_streams", lambda x: x is not None)
     for apart in ((ours, theirs), None):
-        monkeypatch.setattr(_foreign, "_apart", lambda x, apart=apart: apart)
-        _foreign.follow("tensor")
-    _foreign.follow(None)
+        monkeypatch.setattr(_foreign_streams, "_apart", lambda x, apart=apart: apart)
+        _foreign_streams.follow("tensor")
+    _foreign_streams.follow(None)
     assert theirs.before == [(7, 0)]
     assert not ours.before
 

@@ -30,7 +30,7 @@ def all_is_done(monkeypatch):
     """Events on the device, which all have passed."""
     made = SimpleNamespace(has_ended=lambda: True, may_end=True)
     monkeypatch.setattr(settled.Making, "before_now", lambda: made)
-    monkeypatch.setattr(settled._foreign, "stream_of", lambda x: contextlib.nullcontext())
+    monkeypatch.setattr(settled._foreign_streams, "stream_of", lambda x: contextlib.nullcontext())
 
 
 def packed(seed: int):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _dispatch, _foreign, _planner, _staging, _storage
+from sparse24 import _arrays, _dispatch, _foreign_streams, _planner, _staging, _storage
 from sparse24._errors import UnsupportedError
 from sparse24._grouped import gate as grouped_gate
 from sparse24._grouped import host as grouped_host
@@ -139,7 +139,7 @@ def _by_kernel(kernel, product: Grouped, call: Call, types: Result) -> Callable[
         b = _staging.aligned_columns(b)
     target = out if _stored_whole(out) else _staging.aligned_like(out, "column")
     offsets = _arrays.namespace(b).asarray(product.offsets)
-    _foreign.make_current()
+    _foreign_streams.make_current()
     used = product._replace(b=b, out=target, offsets=offsets)
     bind = _binder(kernel, _storage.with_packed(rows), used, call, types)
     stream = current_stream()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _memory_order, _streams
+from sparse24 import _arrays, _dtypes, _foreign_streams, _memory_order, _streams
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.choice import STRIPS, Ran, choose, kind_of, way_of
@@ -48,7 +48,7 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
             part = slice(first, first + MOST_COLUMNS)
             multiply(h, b[:, part], out[:, part], algorithm, balance)
         return None
-    _foreign.make_current()
+    _foreign_streams.make_current()
     path = choose(h, b, algorithm, balance)
     kind = kind_of(path, b.shape[1], balance)
     own = f"{kind}, {way_of(path, b, out)}"
@@ -67,7 +67,7 @@ def multiply_together(h, stack, out, algorithm: str, balance: bool) -> DenseStac
     """out = h @ stack in one launch, if those of cuBLAS are the choice; else None, and none ran."""
     if h.device == "cpu" or not (stack.size and out.size) or stack.shape[-1] > MOST_COLUMNS:
         return None
-    _foreign.make_current()
+    _foreign_streams.make_current()
     views = flat_views(stack, out)
     if views is None or _arrays.is_capturing():
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign
+from sparse24 import _arrays, _check, _foreign_streams
 from sparse24._errors import ArgumentError, PatternError, ShapeError
 from sparse24._prune import mask as choose_mask
 from sparse24._schedule.arrays import (
@@ -107,7 +107,7 @@ def by_kernel(weight: Array, **options) -> Array | None:
     known = isinstance(weight, np.ndarray) or _arrays.is_cupy(weight) or _arrays.is_torch(weight)
     if not known:
         return None
-    with _foreign.stream_of(weight):
+    with _foreign_streams.stream_of(weight):
         return choose_mask(plain(weight), **options)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse24 import _foreign, _spec, _storage
+from sparse24 import _foreign, _foreign_streams, _spec, _storage
 from sparse24._torch import bucket_check as looks
 from sparse24._torch import ops
 from sparse24._torch.linear import cast
@@ -130,6 +130,6 @@ def _runs(buffer: Tensor, gradients: Sequence[Tensor], is_whole: list[bool]) -> 
 def _spread(one: PackedGradient, values: Tensor) -> None:
     """Write values in their places of the gradient, and zeros in all others."""
     m, k = one.gradient.shape[-2:]
-    with _foreign.stream_of(values):
+    with _foreign_streams.stream_of(values):
         record = record_of(values.view(one.values.shape), one.codes, m, k, dtype_of(values))
         _storage.decompress(record, _foreign.view_of(one.gradient))

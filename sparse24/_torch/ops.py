@@ -19,6 +19,7 @@ from sparse24 import (
     _dtypes,
     _excess,
     _foreign,
+    _foreign_streams,
     _prune,
     _storage,
 )
@@ -54,7 +55,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
     known = torch_replay.find(key)
     if known is not None:
         return made(known(x, mask))
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         array, dtype = _foreign.view_of(x), dtype_of(x)
         records: tuple[Compressed24, ...]
         if mask is None and transposable:
@@ -105,7 +106,7 @@ def product(
     added = None if bias is None else _as_added(bias, parts[0], dense)
     if known is not None:
         return known(*stored, dense, added)
-    with _foreign.stream_of(dense):
+    with _foreign_streams.stream_of(dense):
         epilogue = PLAIN if added is None else Fused(row_bias=_foreign.view_of(added))
         a, b = operand_of(parts, m, k, turned=turned), _foreign.view_of(dense)
         b = b.T if left else b
@@ -178,7 +179,7 @@ def whole(parts: list[Tensor], m: int, k: int) -> Tensor:
     known = torch_replay.find(key)
     if known is not None:
         return known(parts)
-    with _foreign.stream_of(parts[0]):
+    with _foreign_streams.stream_of(parts[0]):
         record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
         unpacked = _foreign.to_torch(_storage.decompress(record))
         if key is not None:
@@ -194,7 +195,7 @@ def _(parts, m, k):
 @operator
 def like(parts: list[Tensor], m: int, k: int, x: Tensor) -> list[Tensor]:
     """Values of `x` (m, k) in the places of a packed matrix, for each orientation it holds."""
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         array, dtype = _foreign.view_of(x), dtype_of(x)
         turns = ((parts[:2], m, k, array), (parts[2:], k, m, array.T))[: len(parts) // 2]
         found = []
@@ -222,7 +223,7 @@ def _(parts, m, k, x):
 @operator
 def keep(x: Tensor, transposable: bool) -> Tensor:
     """Where `pack` keeps elements, as booleans; kept zeros included."""
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         return _prune.mask(x, transposable=transposable).contiguous()
 
 
@@ -255,7 +256,7 @@ def masked_gradient(
     known = torch_replay.find(key)
     if known is not None:
         return known(parts, gradient, weight)
-    with _foreign.stream_of(gradient):
+    with _foreign_streams.stream_of(gradient):
         record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
         dense = _foreign.view_of(gradient)
         decaying = None if weight is None else _foreign.view_of(weight)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _autotune, _bounded, _foreign, _tuning_cache
+from sparse24 import _arrays, _autotune, _bounded, _foreign, _foreign_streams, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout
 from sparse24._ready import product_by_address
@@ -87,7 +87,7 @@ class Launches:
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager:
     """The context in which this thread launches on the device of a tensor."""
-    _foreign.make_current()
+    _foreign_streams.make_current()
     if torch.cuda.current_device() == x.device.index:
         return contextlib.nullcontext()
     return torch.cuda.device(x.device)

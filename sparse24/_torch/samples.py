@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _foreign
+from sparse24 import _arrays, _foreign, _foreign_streams
 from sparse24._errors import UnsupportedError
 from sparse24._schedule.gradients import compress_mvue_24, mvue_key
 from sparse24._torch import repack as torch_repack
@@ -41,7 +41,7 @@ def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
     known = torch_replay.find(key)
     if known is not None:
         return known(x, mvue_key(seed, int(clock)))
-    with _foreign.stream_of(x):
+    with _foreign_streams.stream_of(x):
         array = compress_mvue_24(_foreign.view_of(x), step=int(clock), seed=seed)
         if key is not None:
             torch_replay.keep(key, torch_repack.Sampling(x))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sparse24 import _foreign
+from sparse24 import _foreign_streams
 from sparse24._settled import MADE_ANEW, Making
 
 
@@ -36,7 +36,7 @@ def note(values: Tensor, codes: Tensor, dense: Tensor) -> None:
     """Have it known some time of a matrix that is multiplied next, on the stream of `dense`."""
     found = _known.get(values)
     if found is None or not _are_of(found, values, codes):
-        with _foreign.stream_of(dense):
+        with _foreign_streams.stream_of(dense):
             _remember(values, codes, Making.before_now())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _foreign, _is_24
+from sparse24 import _check, _foreign_streams, _is_24
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._torch import ops
 from sparse24._torch.check import check_tensor
@@ -121,7 +121,7 @@ def to_sparse_semi_structured(
     if original_tensor.ndim != 2:
         shape = tuple(original_tensor.shape)
         raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
-    with _foreign.stream_of(original_tensor):
+    with _foreign_streams.stream_of(original_tensor):
         _is_24.check_24(original_tensor.detach())
     parts = ops.pack(original_tensor.detach(), None, False)  # else they would belong to its graph
     return Sparse24Tensor(parts, original_tensor.shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _foreign, _storage, convert
+from sparse24 import _check, _foreign, _foreign_streams, _storage, convert
 from sparse24._errors import ShapeError
 from sparse24._torch import parts as parts_
 from sparse24._torch.tensor import Sparse24Tensor
@@ -27,7 +27,7 @@ def tensor_of(array: Sparse24Array) -> Sparse24Tensor:
     if array.axis != -1:
         return tensor_of(array.T).t()
     array.check()
-    with _foreign.stream_of(array.values):
+    with _foreign_streams.stream_of(array.values):
         tensor = Sparse24Tensor(_parts(array), array.shape)
     tensor.lent = True
     return tensor
@@ -50,7 +50,7 @@ def saved(a: Sparse24Tensor) -> tuple[Orientations, tuple[int, int]]:
 
 
 def _canonical(values: Tensor, codes: Tensor, m: int, k: int) -> tuple[Tensor, Tensor]:
-    with _foreign.stream_of(values):
+    with _foreign_streams.stream_of(values):
         record = parts_.record_of(values, codes, m, k, parts_.dtype_of(values))
         columns = record.values.shape[-1]
         return values[..., :columns].contiguous(), _foreign.to_torch(_storage.canonical(record))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _foreign
+from sparse24 import _check, _foreign_streams
 from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._torch import arithmetic as torch_arithmetic
 from sparse24._torch import copies as torch_copies
@@ -83,7 +83,7 @@ class Sparse24Tensor(PackedMatrix):
             raise ShapeError(
                 f"to_array takes a matrix, got shape {tuple(self.shape)}; call it before expand"
             )
-        with _foreign.stream_of(self.parts[0]):
+        with _foreign_streams.stream_of(self.parts[0]):
             stored = unpack(self.parts, *self.stored_shape)
             return stored.T if self.turned else stored
 
