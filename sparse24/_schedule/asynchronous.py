@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from sparse24 import _arrays, _check
+from sparse24 import _check
 from sparse24._errors import ArgumentError, FormatError, UnsupportedError
 from sparse24._schedule import core
 from sparse24._schedule import state as schedule_state
 from sparse24._schedule.arrays import copied
 from sparse24._schedule.decide import check_given
 from sparse24._schedule.initial import init
+from sparse24._schedule.lanes import lane_of
 from sparse24._schedule.masks import MaskScheduler, named, named_gradients
 from sparse24._schedule.records import Rules, State, Update
 from sparse24._schedule.telemetry import Telemetry, check_telemetry
@@ -82,7 +83,7 @@ class AsyncScheduler:
         # what the other stream may still read is kept until its work is certainly over.
         self._retired: deque = deque(maxlen=delay + 2)
         self._pool = ThreadPoolExecutor(1, "sparse24-masks") if background else None
-        self._lane = _lane(next(iter(weights.values()), None)) if background else None
+        self._lane = lane_of(next(iter(weights.values()), None)) if background else None
 
     __repr__ = MaskScheduler.__repr__
 
@@ -257,52 +258,3 @@ def _snapshot(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if arrays is None:
         return None
     return {name: copied(array) for name, array in arrays.items()}
-
-
-class _CupyLane:
-    """A side stream of CuPy and the events that order it with the caller's."""
-
-    def __init__(self, device):
-        self._cupy = _arrays.cupy_module()
-        self._device = device
-        with device:
-            self._stream = self._cupy.cuda.Stream(non_blocking=True)
-
-    @contextlib.contextmanager
-    def use(self):
-        with self._device, self._stream:
-            yield
-
-    def mark(self):
-        return self._cupy.cuda.get_current_stream().record()
-
-    def wait(self, event) -> None:
-        self._cupy.cuda.get_current_stream().wait_event(event)
-
-
-class _TorchLane:
-    """The same in torch."""
-
-    def __init__(self, device):
-        import torch
-
-        self._cuda = torch.cuda
-        self._stream = torch.cuda.Stream(device)
-
-    def use(self):
-        return self._cuda.stream(self._stream)
-
-    def mark(self):
-        return self._cuda.current_stream(self._stream.device).record_event()
-
-    def wait(self, event) -> None:
-        self._cuda.current_stream(self._stream.device).wait_event(event)
-
-
-def _lane(array: Any):
-    """The means to run beside the caller's stream; None where the thread itself is enough."""
-    if _arrays.is_cupy(array):
-        return _CupyLane(array.device)
-    if _arrays.is_torch(array) and array.is_cuda:
-        return _TorchLane(array.device)
-    return None
