@@ -66,7 +66,6 @@ def compress_blocks(
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     device = _storage.device_name(device)
     device = ("cuda" if _arrays.cuda_available() else "cpu") if device == "auto" else device
-    device = _storage.device_name(device)
     move = _storage.mover(device)
     rows = _block_rows(x, device) if rows is None else rows
     step = _check.whole(rows, argument="rows", least=1)

@@ -60,7 +60,10 @@ def test_gradients_alone_may_go_by_place(rng):
 def test_layers_come_by_name_by_place_or_alone(rng):
     """Optimizers take what ``named_parameters()`` gives; a scheduler would read it only once."""
     weights, scheduler = layers(rng), S.MaskScheduler(S.sr_ste())
-    for given, kind in ((iter(weights.items()), "dict_itemiterator"), (weights.values(), "dict_v")):
+    for given, kind in (
+        (iter(weights.items()), "dict_itemiterator"), (weights.values(), "dict_v"),
+        (list(weights.items()), "list"),
+    ):  # fmt: skip
         words = f"of names to arrays, .* got {kind}.*; write .* dict\\(model.named_parameters"
         for call in (
             lambda given=given: scheduler.step(weights=given),

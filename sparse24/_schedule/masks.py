@@ -183,7 +183,7 @@ def named(arrays, *, missing: bool = False) -> dict[str, Any] | None:
         return None
     if isinstance(arrays, Mapping):
         found = dict(arrays)
-    elif isinstance(arrays, list | tuple):
+    elif isinstance(arrays, list | tuple) and not any(isinstance(x, tuple) for x in arrays):
         found = {str(i): array for i, array in enumerate(arrays)}
     elif isinstance(arrays, Iterable) and not hasattr(arrays, "shape"):
         raise DTypeError(
