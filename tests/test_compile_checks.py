@@ -63,8 +63,12 @@ def _of_other_chips() -> Iterator[targets.Target]:
                     yield targets.Target(kernel.__name__.rpartition(".")[2], macros, arch, None)
     own = targets.targets()
     archs = {stem: {t.arch for t in own if t.stem == stem} for stem in {t.stem for t in own}}
+    for target in {target.stem: target for target in own if target.arch != "sm_90a"}.values():
+        if target.stem.startswith("hybrid_"):  # a sample
+            for arch in sorted({"sm_86", "sm_89", "sm_100a"} - archs[target.stem]):
+                yield dataclasses.replace(target, arch=arch)
     for target in own:
-        if target.stem in ("sparse_split", "transpose"):
+        if target.stem == "transpose":
             for arch in ("sm_80", "sm_100a", "sm_120"):
                 yield dataclasses.replace(target, arch=arch)
             continue
