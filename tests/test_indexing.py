@@ -278,7 +278,7 @@ def test_pairs_of_places_in_a_nearly_empty_hybrid_matrix(rng):
     for key in (
         (rows, columns), m.nonzero(), (rows[:, None], columns[None, :5]), ([7], columns),
         (rows.tolist(), [5]), none, ([], []), (np.array([3, 250], np.uint8),) * 2,
-        (np.array([3, -5], np.int8),) * 2,
+        (np.array([3, -5], np.int8),) * 2, [], (slice(None), []), ([], 5),
     ):  # fmt: skip
         got = h[key]
         np.testing.assert_array_equal(got if got.ndim < 2 else got.toarray(), dense[key])
