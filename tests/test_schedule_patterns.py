@@ -45,6 +45,8 @@ def test_counts_of_any_shape(pattern, shape, rng):
 def test_a_block_has_two_sides(tile):
     with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got .*[04]"):
         S.Block(tile)
+    with pytest.raises(ArgumentError, match=r"columns a multiple of 4, got \(4, 6\)"):
+        S.Elastic((4, 6))
 
 
 def test_a_delay_is_whole():
