@@ -113,6 +113,17 @@ def test_refit_is_the_least_squares_solution(xp, rng):
     assert loss(got, w, x) < loss(pruned, w, x)
 
 
+def test_refit_with_targets_is_held_at_the_dense_weights(rng):
+    """Ridge regression of the targets, whose penalty counts from `dense`."""
+    w, x = layer(rng)
+    y = rng.standard_normal((len(x), len(w)))
+    got = s24.refit(w, w, s24.Calibration(x, y), mask=np.ones(w.shape, bool), damping=0.5)
+    hessian = x.T @ x
+    penalty = 0.5 * hessian.diagonal().mean()
+    want = np.linalg.solve(hessian + penalty * np.eye(32), x.T @ y + penalty * w.T).T
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
 def test_refit_rounds_and_saturates(rng):
     w, x = layer(rng)
     pruned = s24.prune((40 * w).astype(np.int8))
@@ -145,6 +156,10 @@ def test_refit_takes_a_mask_and_checks_shapes(rng):
         s24.refit(w[:, :8], w[:, :8], x)
     with pytest.raises(s24.ShapeError, match="dense must have the shape of pruned"):
         s24.refit(w, w[:4], x)
+    with pytest.raises(s24.ShapeError, match=r"pruned must have shape \(rows, 32\).*got \(32,\)"):
+        s24.refit(w[0], w[0], x)
+    with pytest.raises(s24.ShapeError, match="mask must have the shape of pruned"):
+        s24.refit(w, w, x, mask=kept[0])
     for damping in (-1.0, 0, np.nan):
         with pytest.raises(s24.ArgumentError, match=f"damping must be above 0, got {damping}"):
             s24.refit(w, w, x, damping=damping)

@@ -81,3 +81,12 @@ def test_a_kept_dense_matrix_multiplies_where_it_is_faster(rng, monkeypatch):
     want = s24.prune(x) @ b
     for got in (kept @ b, s24.matmul(kept, b, algorithm="dense")):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+def test_a_stack_that_obeys_both_ways_is_compressed_both_ways(rng):
+    x = s24.prune(rng.standard_normal((3, 8, 12)), transposable=True)
+    a = s24.compress(x, transposable=True)
+    np.testing.assert_array_equal(a.mT.toarray(), x.swapaxes(-1, -2))
+    g = rng.standard_normal((3, 8, 2))
+    np.testing.assert_allclose(a.mT @ g, x.swapaxes(-1, -2) @ g)
+    np.testing.assert_allclose(a @ a.mT.toarray(), x @ x.swapaxes(-1, -2))

@@ -139,6 +139,7 @@ def test_a_row_or_column_makes_nothing_else_dense(make, rng, monkeypatch):
         turned = key[::-1] if isinstance(key, tuple) else (slice(None), key)
         assert_part(a.T[turned], dense.T[turned])
     assert max(sizes) <= 128 * a.pattern[1]
+    assert type(a[2, 3]) is np.float32  # as in NumPy, no array without axes
 
 
 def test_parts_of_a_hybrid_matrix_decode_their_tiles_alone(rng, monkeypatch):
@@ -255,7 +256,7 @@ def test_groups_are_not_cut(make, rng):
 def test_a_transposable_array_is_cut_along_either_axis(rng):
     a = MAKERS["transposable"](rng.standard_normal((8, 16)))
     assert a[1:6, :8].axis == -1  # whole groups of columns
-    assert a[:4, 1:7].axis == a[:4, [3, 1]].axis == -2  # whole groups of rows
+    assert a[:4, 1:7].axis == a[:4, 4:9].axis == a[:4, [3, 1]].axis == -2  # whole groups of rows
     np.testing.assert_array_equal(a[:4, [3, 1]].toarray(), a.toarray()[:4, [3, 1]])
     with pytest.raises(s24.ArgumentError, match="cuts a group of 4"):
         a[1:3, 1:3]
@@ -277,7 +278,7 @@ def test_pairs_of_places_in_a_nearly_empty_hybrid_matrix(rng):
     for key in (
         (rows, columns), m.nonzero(), (rows[:, None], columns[None, :5]), ([7], columns),
         (rows.tolist(), [5]), none, ([], []), (np.array([3, 250], np.uint8),) * 2,
-        (np.array([3, -5], np.int8),) * 2,
+        (np.array([3, -5], np.int8),) * 2, [], (slice(None), []), ([], 5),
     ):  # fmt: skip
         got = h[key]
         np.testing.assert_array_equal(got if got.ndim < 2 else got.toarray(), dense[key])

@@ -213,6 +213,7 @@ def test_a_plan_without_a_type_says_what_it_wants():
         (lambda a, x: s24.matmul(a, x, epilogue=s24.Epilogue(bias=np.ones(3))),
          s24.ShapeError, "bias must have shape"),
         (lambda a, x: s24.matmul(x, x.T, scales=(1, 2, 3)), s24.ArgumentError, "must be a pair"),
+        (lambda a, x: s24.matmul(a, x, scales=np.ones(2)), s24.ArgumentError, "must be a pair"),
     ],
 )  # fmt: skip
 def test_errors_name_the_rule(call, error, words):

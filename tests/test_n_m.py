@@ -51,6 +51,18 @@ def test_arrays_are_those_of_the_reference(xp, rng, pattern):
     np.testing.assert_array_equal(_arrays.to_numpy(array.indices), places)
 
 
+@pytest.mark.parametrize("name", ["float16", "int8", "float8_e5m2"])
+def test_from_dense_converts_first_and_takes_bits_of_fp8_as_numbers(name, rng):
+    x, row = (9 * rng.standard_normal((6, 20))).astype(np.float32), _dtypes.TABLE[name]
+    narrow = reference.to_dtype(x, row.logical)
+    how = {"pattern": (3, 5), "on_excess": "prune"}
+    want = NMArray.from_dense(narrow, **how)
+    for given in (x, narrow, narrow.view(np.uint8)) if row.is_float8 else (x, narrow):
+        got = NMArray.from_dense(given, dtype=name, **how)
+        assert got.dtype == row.logical
+        np.testing.assert_array_equal(got.toarray(), want.toarray())
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float8_e5m2", "float64"])
 def test_products(xp, rng, pattern, name):

@@ -248,6 +248,10 @@ def test_bad_arrays():
         s24.prune(np.float32(1))
     with pytest.raises(s24.ShapeError, match="at least two axes"):
         s24.prune(np.ones(8, np.float32), transposable=True)
+    with pytest.raises(s24.ShapeError, match="at least two axes"):
+        s24.prune(np.ones(8, np.float32), channels=0.5)
+    with pytest.raises(s24.ArgumentError, match="on the last two axes; axis=0 is neither"):
+        s24.prune(np.ones((2, 4, 8), np.float32), transposable=True, axis=0)
 
 
 @pytest.mark.parametrize(

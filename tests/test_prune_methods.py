@@ -16,6 +16,7 @@ from sparse24.kernels import cpu_decode
 
 def test_wanda_is_magnitude_times_norm(xp, rng):
     w, x = layer(rng)
+    x[:, 5] = 0  # a dead input, whose weights are worth nothing
     norms = np.linalg.norm(x, axis=0)
     want = s24.prune(w, scores=np.abs(w.astype(np.float32)) * norms.astype(np.float32))
     ways = {"calibration": x}, {"hessian": x.T @ x}, {"activations": norms}
@@ -23,6 +24,9 @@ def test_wanda_is_magnitude_times_norm(xp, rng):
         known = {name: xp.asarray(value) for name, value in known.items()}
         got = s24.prune(xp.asarray(w), method="wanda", **known)
         np.testing.assert_array_equal(_arrays.to_numpy(got), want)
+    summed = s24.Calibration(xp.asarray(x))
+    got = s24.prune(xp.asarray(w), method="wanda", calibration=summed)
+    np.testing.assert_array_equal(_arrays.to_numpy(got), want)
 
 
 @pytest.mark.parametrize("scale", [1e150, 1e-150])
@@ -58,6 +62,21 @@ def test_sparsegpt_transposable(xp, rng, shape):
     assert s24.is_24(got)
     assert s24.is_24(got, axis=0)
     assert loss(got, w, x) < loss(s24.prune(w, transposable=True), w, x)
+
+
+def test_sparsegpt_of_a_stack_prunes_each_row_as_in_one_matrix(rng):
+    w, x = layer(rng)
+    how = {"method": "sparsegpt", "calibration": x}
+    got = s24.prune(w.reshape(2, 3, 4, 32), **how)
+    np.testing.assert_array_equal(got.reshape(w.shape), s24.prune(w, **how))
+
+
+def test_sparsegpt_transposable_prunes_each_matrix_of_a_stack_for_itself(rng):
+    w, x = layer(rng)
+    how = {"method": "sparsegpt", "calibration": x, "transposable": True}
+    parts = w.reshape(4, 6, 32)  # whose tiles would begin elsewhere in one matrix
+    got = s24.prune(parts, **how)
+    np.testing.assert_array_equal(got, np.stack([s24.prune(part, **how) for part in parts]))
 
 
 def test_sparsegpt_settles_one_group_optimally(rng):
@@ -100,6 +119,14 @@ def test_sparsegpt_zeroes_the_channels_that_keep_least(rng):
     got = s24.prune(w, method="sparsegpt", calibration=x, channels=0.25)
     full[np.argsort(np.abs(full).sum(1))[:2]] = 0
     np.testing.assert_array_equal(got, full)
+
+
+def test_a_hessian_may_be_as_asymmetric_as_rounding_makes_it(rng):
+    w, x = layer(rng)
+    exact = x.T @ x
+    rounded = exact * (1 + 1e-6 * rng.standard_normal(exact.shape))
+    got = s24.prune(w, method="sparsegpt", hessian=rounded)
+    np.testing.assert_allclose(got, s24.prune(w, method="sparsegpt", hessian=exact), atol=1e-3)
 
 
 def test_sparsegpt_without_inputs_is_magnitude(rng):
@@ -178,8 +205,11 @@ def test_bad_calibration(arguments, error, words):
     "rule", [{}, {"method": "random"}, {"method": np.abs}, {"scores": np.ones((4, 8))}]
 )
 def test_inputs_that_nothing_looks_at_are_refused(known, rule):
+    by_name = "scores" not in rule and not callable(rule.get("method"))
+    chosen = rule.get("method", "magnitude") if by_name else "scores"
+    words = f"{known}= is for method='wanda'.*, and '{chosen}' does not use it; drop it"
     for function in (s24.prune, s24.mask):
-        with pytest.raises(s24.ArgumentError, match=f"{known}= is for method='wanda'.* drop it"):
+        with pytest.raises(s24.ArgumentError, match=words):
             function(np.ones((4, 8)), **{known: np.eye(8)}, **rule)
 
 

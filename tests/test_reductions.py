@@ -41,3 +41,13 @@ def test_what_does_not_fit_is_refused_as_by_numpy(make, function, rng):
                 getattr(array, function)(**options)
             errors.append(raised.type)
         assert errors[0] is errors[1]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_mean_of_halves_is_narrow_unless_a_type_is_named(make, rng):
+    a = MAKERS[make](rng.uniform(0, 2, (20, 32)).astype(np.float16))
+    for dtype in (None, np.float32, np.float64):
+        for axis in (0, 1, None):
+            got, want = (x.mean(axis=axis, dtype=dtype) for x in (a, a.toarray()))
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(got, want, rtol=1e-3 if dtype is None else 1e-6)

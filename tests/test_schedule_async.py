@@ -168,3 +168,17 @@ def test_masks_that_were_dropped_are_made_anew(at):
     assert masks[2]["a"].mean() == 0.5
     by_size = S.Unstructured().mask(np.abs(data(8)["weights"]["a"]), 0.5)
     assert (masks[2]["a"] == by_size).all() == (at > 0)  # the first mask is at random
+
+
+def test_only_the_dropped_layers_are_made_anew():
+    weights = data(0)["weights"]
+    first, *others = weights
+    rules = {first: S.Recipe(S.OneShot(0.5)), "*": S.Recipe(S.OneShot(0.5, at=3))}
+    with S.AsyncScheduler(rules, weights, delay=1) as scheduler:
+        for t in range(4):
+            scheduler.step(**data(t))
+        scheduler.freeze()  # drops the updates of step 3
+        scheduler.thaw()
+        scheduler.step(**data(4))
+        scheduler.step(**data(5))
+        assert {event.name for event in scheduler.events} == set(others)

@@ -12,6 +12,7 @@ from schedule_cases import SHARE, layers
 
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError
+from sparse24._schedule.distributions import round_to_total
 
 
 @settings(deadline=None, max_examples=60)
@@ -49,6 +50,36 @@ def test_custom_and_hierarchical():
     assert shares["dec.a"] == 0.75
     with pytest.raises(ArgumentError, match="rule must name the layers"):
         S.Custom(lambda s, shapes: {}).shares(0.5, shapes, {})
+
+
+def test_blocks_are_named_by_as_many_parts_as_asked_for():
+    shapes = {"a.x.up": (64, 16), "a.x.head": (4, 16), "a.y.up": (64, 16)}
+    shares = S.Hierarchical(depth=2).shares(0.5, shapes, {})
+    assert shares == {"a.x.up": 0.53125, "a.x.head": 0.0, "a.y.up": 0.5}
+    shares = S.Hierarchical(depth=1).shares(0.5, shapes, {})
+    assert shares["a.y.up"] == shares["a.x.up"] > 0.5
+
+
+def test_no_share_is_beyond_what_a_pattern_reaches():
+    shapes = {"a": (64, 64), "b": (4, 16)}
+    assert S.Custom({"b": 2.0}).shares(0.5, shapes, {}, 0.75) == {"a": 0.5, "b": 0.75}
+    assert S.ERK().shares(0.9, shapes, {}, 0.75) == {"a": 0.75, "b": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "total", "zeros"),
+    [
+        ((2.9, 4.0), 7, (3, 4)),  # the nearest to the next one rises first
+        ((2.9, 4.0), 9, (3, 6)),  # until it has no room
+        ((2.9, 4.0), 12, (3, 6)),
+        ((3.0, 3.0), 5, (3, 2)),  # the last one gives way
+        ((3.0, 4.0), 2, (2, 0)),
+    ],
+)
+def test_zeros_are_rounded_to_a_total(wanted, total, zeros):
+    sizes = {"a": 4, "b": 8}
+    shares = round_to_total(dict(zip("ab", wanted)), sizes, total, most=0.75)
+    assert tuple(shares[name] * sizes[name] for name in "ab") == zeros
 
 
 def test_adapters_keep_more_where_gradients_are_large(rng):

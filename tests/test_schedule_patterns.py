@@ -26,9 +26,30 @@ def test_counts_are_exact_and_round_down(pattern, sparsity, rng):
     assert (~mask).mean() > sparsity - 0.035  # one unit
 
 
-def test_a_block_has_two_sides_and_a_delay_is_whole():
-    with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got 4"):
-        S.Block(4)
+@pytest.mark.parametrize("shape", [(8, 16), (1, 8), (8, 3), (5, 1), (0, 8), (2, 6, 8)])
+@pytest.mark.parametrize(
+    "pattern", [S.NM(), S.NM(1, 4), S.NM(2, 4, 0), S.Transposable24(), S.Channel(0), S.Channel(-1)]
+)
+def test_counts_of_any_shape(pattern, shape, rng):
+    try:
+        pattern.check_shape(shape)
+    except ShapeError:
+        pytest.skip("of which there are no such masks")
+    for sparsity in (0.0, 1 - pattern.n / pattern.m if isinstance(pattern, S.NM) else 0.5):
+        mask = pattern.mask(rng.normal(size=shape), sparsity)
+        assert mask.sum() == pattern.kept(shape, sparsity)
+        assert mask.all() or sparsity
+
+
+@pytest.mark.parametrize("tile", [4, (4,), (4, 4, 4), (0, 4), (4, 0)])
+def test_a_block_has_two_sides(tile):
+    with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got .*[04]"):
+        S.Block(tile)
+    with pytest.raises(ArgumentError, match=r"columns a multiple of 4, got \(4, 6\)"):
+        S.Elastic((4, 6))
+
+
+def test_a_delay_is_whole():
     with pytest.raises(ArgumentError, match="delay must be a whole number from 0 on, got -1"):
         S.AsyncScheduler(S.Recipe(), {"w": np.ones((4, 8))}, delay=-1)
 
@@ -71,10 +92,10 @@ def test_n_m_keeps_the_largest(n, m, rng):
     assert mask.sum() == S.NM(n, m).kept(scores.shape, 1 - n / m)
 
 
-@pytest.mark.parametrize("axis", [1, -3, 0])
+@pytest.mark.parametrize("axis", [1, -3, -2, 0])
 @pytest.mark.parametrize("grower", [None, S.GradientGrowth(0.5)])
 def test_n_m_along_an_axis_is_that_along_the_last_of_the_turned_weights(axis, grower, rng):
-    shape = (8, 12, 3, 3)
+    shape = (8, 12, 4, 3)
     weights, gradients = rng.normal(size=(2, *shape)).astype(np.float32)
     found = []
     for turn, pattern in ((False, S.NM(2, 4, axis)), (True, S.NM(2, 4))):
@@ -97,11 +118,18 @@ def test_n_m_along_an_axis_is_that_along_the_last_of_the_turned_weights(axis, gr
         (S.NM(2, 4), (64, 32, 1, 1), "has 1; name another axis"),
         (S.NM(2, 4, axis=1), (64, 3, 7, 7), "has 3; name another axis"),
         (S.NM(2, 4, axis=2), (8, 8), r"NM\(axis=2\) needs that axis"),
+        (S.Transposable24(), (6, 8), r"Transposable24\(\).*multiples of 4 by 4"),
     ],
 )
 def test_kernels_of_convolutions_are_no_groups(pattern, shape, words):
     with pytest.raises(ShapeError, match=f"layer 'conv': .*{words}"):
         S.init(S.Recipe(S.OneShot(0.5), pattern=pattern), {"conv": np.ones(shape)})
+
+
+def test_one_group_is_enough():
+    """Of the channels of a convolution; in a matrix, and without elements, fewer will do."""
+    for axis, shape in ((1, (8, 4, 3, 3)), (-1, (8, 3)), (-1, (2, 3, 0))):
+        S.NM(2, 4, axis).check_shape(shape)
 
 
 def test_an_axis_is_a_number():
@@ -230,7 +258,25 @@ def test_scores_in_float64_are_not_rounded(pattern, kept):
     assert np.flatnonzero(mask).tolist() == kept
 
 
-def test_a_tile_is_worth_what_all_elements_that_it_keeps_are_worth():
-    scores = np.tile([10.0, 1, 0, 0, 6, 6, 0, 0], (4, 1))  # two tiles of 4 x 4
+@pytest.mark.parametrize(("first", "kept"), [([10, 1, 0, 0], "second"), ([10, 3, 0, 0], "first")])
+def test_a_tile_is_worth_what_all_elements_that_it_keeps_are_worth(first, kept):
+    scores = np.tile([*first, 6.0, 6, 0, 0], (4, 1))  # two tiles of 4 x 4
     mask = S.TileHybrid((4, 4)).mask(scores, 0.75)
-    np.testing.assert_array_equal(mask, np.tile(scores[0] == 6, (4, 1)))
+    want = scores == 6 if kept == "second" else (scores > 0) & (scores != 6)
+    np.testing.assert_array_equal(mask, want)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_dense_tile_is_worth_its_smaller_half_too(empty):
+    scores = np.tile([20, 9, 3, 1, 9, 9, 2.5, 2.5], (4, 1))
+    mask = S.TileHybrid((4, 4), empty=empty).mask(scores, 0.25)
+    assert mask[0].tolist() == [True, True, False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (2, 3, 16)])
+def test_a_layer_of_one_tile_has_one_level(shape, rng):
+    pattern, scores = S.Elastic(tile=None), np.abs(rng.normal(size=shape))
+    for sparsity, n in ((0.3, 3), (0.5, 2), (0.7, 2), (0.75, 1)):
+        mask = pattern.mask(scores, sparsity)
+        np.testing.assert_array_equal(mask, S.NM(n, 4).mask(scores, 1 - n / 4))
+        assert mask.sum() == pattern.kept(shape, sparsity)

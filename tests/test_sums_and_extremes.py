@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -51,10 +52,11 @@ def test_whole_rows_are_reduced_without_their_zeros(pattern, dtype, rng, monkeyp
     assert a[1].max() == 0  # of negative elements
 
 
-@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (4, 1)])
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (4, 1), (1, 2), (1, 3), (3, 1, 2)])
 def test_rows_without_zeros_have_the_extremes_of_their_elements(shape):
     a = s24.compress(np.full(shape, -3.0), on_excess="prune")
-    assert (a.max(axis=1) == a.toarray().max(axis=1)).all()
+    for b, axis in itertools.product((a, a.mT), (-1, -2, None)):
+        assert (b.max(axis=axis) == b.toarray().max(axis=axis)).all()
     for empty in (s24.compress(np.ones((0, 8))), s24.compress(np.ones((8, 0)))):
         with pytest.raises(ValueError, match="zero-size array"):
             empty.max()

@@ -109,7 +109,7 @@ class Channel(Pattern):
     def pool(self, scores):
         xp = namespace(scores)
         moved = xp.moveaxis(summable(scores), self.axis, 0)
-        return tree_sum(xp.reshape(moved, (moved.shape[0], -1)))
+        return tree_sum(xp.reshape(moved, (moved.shape[0], math.prod(moved.shape[1:]))))
 
     def units_of(self, mask):
         xp = namespace(mask)
