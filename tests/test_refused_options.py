@@ -57,7 +57,7 @@ OF_ARRAYS = {
 }
 
 
-def refuses(call, argument: str, value, error=s24.ArgumentError) -> None:
+def assert_refused(call, argument: str, value, error=s24.ArgumentError) -> None:
     with pytest.raises(error, match=f"^{argument} must be .*got") as caught:
         call(**{argument: value})
     assert len(str(caught.value)) < 300
@@ -67,28 +67,30 @@ def refuses(call, argument: str, value, error=s24.ArgumentError) -> None:
 @pytest.mark.parametrize("call", [*OF_NAMES, "plan", "HybridArray.matmul"])
 def test_an_algorithm_is_a_name(call, wrong):
     known = {**OF_NAMES, **OF_RESULTS, "HybridArray.matmul": lambda **k: H.matmul(B, **k)}
-    refuses(known[call], "algorithm", WRONG[wrong])
+    assert_refused(known[call], "algorithm", WRONG[wrong])
 
 
 @pytest.mark.parametrize("wrong", [*WRONG, "a name"])
 @pytest.mark.parametrize("call", [*OF_NAMES, *OF_EXPERTS])
 def test_fast_accumulation_is_on_or_off(call, wrong):
-    refuses({**OF_NAMES, **OF_EXPERTS}[call], "fast_accumulation", {**WRONG, "a name": "no"}[wrong])
+    assert_refused(
+        {**OF_NAMES, **OF_EXPERTS}[call], "fast_accumulation", {**WRONG, "a name": "no"}[wrong]
+    )
 
 
 @pytest.mark.parametrize("wrong", [name for name in WRONG if name != "a mapping"])
 @pytest.mark.parametrize("call", [*OF_NAMES, *OF_EXPERTS, *OF_RESULTS, *OF_ARRAYS])
 def test_a_type_is_no_array(call, wrong):
     known = {**OF_NAMES, **OF_EXPERTS, **OF_RESULTS, **OF_ARRAYS}
-    refuses(known[call], "dtype", WRONG[wrong], s24.DTypeError)
+    assert_refused(known[call], "dtype", WRONG[wrong], s24.DTypeError)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_type_of_an_operand_is_no_array(wrong):
     pruned, value = s24.prune(W), WRONG[wrong]
     for argument in ("a_dtype", "b_dtype"):
-        refuses(lambda **k: s24.matmul(pruned, B, **k), argument, value, s24.DTypeError)
-    refuses(lambda **k: s24.linear(X, A, **k), "x_dtype", value, s24.DTypeError)
+        assert_refused(lambda **k: s24.matmul(pruned, B, **k), argument, value, s24.DTypeError)
+    assert_refused(lambda **k: s24.linear(X, A, **k), "x_dtype", value, s24.DTypeError)
     for other in (OTHERS[0], H):
         with pytest.raises(s24.ArgumentError, match=r"operand types .* are for Sparse24Array"):
             s24.matmul(other, B, b_dtype=value)
@@ -97,7 +99,7 @@ def test_a_type_of_an_operand_is_no_array(wrong):
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_precision_is_one_of_two(wrong):
     for a in (A, W, H, OTHERS[0]):
-        refuses(lambda a=a, **k: s24.matmul(a, B, **k), "precision", WRONG[wrong])
+        assert_refused(lambda a=a, **k: s24.matmul(a, B, **k), "precision", WRONG[wrong])
 
 
 COMM = distributed.in_threads(1)[0]
@@ -129,7 +131,9 @@ FLAGS = {
 @pytest.mark.parametrize("wrong", [*WRONG, "a name", "a number"])
 @pytest.mark.parametrize("option", FLAGS)
 def test_a_flag_is_on_or_off(option, wrong):
-    refuses(FLAGS[option], option.split()[0], {**WRONG, "a name": "no", "a number": 2}[wrong])
+    assert_refused(
+        FLAGS[option], option.split()[0], {**WRONG, "a name": "no", "a number": 2}[wrong]
+    )
 
 
 @pytest.mark.parametrize("on", [True, 1, np.True_, np.array(True)])
@@ -171,11 +175,11 @@ KNOWN = {
 def test_a_name_is_no_array(option, wrong):
     argument = option.split()[0]
     value = {**WRONG, "a known name in an array": np.array(KNOWN[argument])}[wrong]
-    refuses(NAMES[option], argument, value)
+    assert_refused(NAMES[option], argument, value)
 
 
 def test_a_device_to_load_to_is_no_array(tmp_path):
     path = tmp_path / "a.npz"
     s24.save_npz(path, A)
     for value in WRONG.values():
-        refuses(lambda **k: s24.load_npz(path, **k), "device", value)
+        assert_refused(lambda **k: s24.load_npz(path, **k), "device", value)

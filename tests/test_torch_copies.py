@@ -10,18 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_cases import CLOSE  # noqa: E402
+from torch_cases import CLOSE, WAYS  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 
 pack = st.to_sparse_semi_structured
-WAYS = {
-    "along rows": pack,
-    "along columns": lambda w: pack(w.t().contiguous()).t(),
-    "both ways": lambda w: st.sparsify24(w),
-    "both ways, turned": lambda w: st.sparsify24(w.t().contiguous()).t(),
-}
 
 
 def both_ways(device="cpu"):

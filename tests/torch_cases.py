@@ -10,6 +10,12 @@ from sparse24 import torch as st
 from sparse24._torch import repack as torch_repack
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+WAYS = {  # in which a matrix that allows it is packed
+    "along rows": st.to_sparse_semi_structured,
+    "along columns": lambda w: st.to_sparse_semi_structured(w.t().contiguous()).t(),
+    "both ways": lambda w: st.sparsify24(w),
+    "both ways, turned": lambda w: st.sparsify24(w.t().contiguous()).t(),
+}
 
 
 def layer_and_input(device="cpu", tokens=12, m=16, k=32, dtype=torch.float32):

@@ -102,6 +102,19 @@ class Pattern:
         return self.expand(self.choose(self.pool(scores), sparsity), scores.shape)
 
 
+def check_axis(axis: Any) -> None:
+    """Refuse what cannot number an axis."""
+    if not _check.is_index(axis):
+        raise ArgumentError(f"axis must be a whole number, got {_check.shown(axis)}")
+
+
+def check_has_axis(pattern: Any, shape: tuple[int, ...]) -> None:
+    """Refuse a shape without the axis of a pattern."""
+    if not -len(shape) <= pattern.axis < len(shape):
+        name = f"{type(pattern).__name__}(axis={pattern.axis})"
+        raise ShapeError(f"{name} needs that axis, got shape {shape}")
+
+
 def by_kernel(weight: Array, **options) -> Array | None:
     """The mask by `sparse24.mask`, whose kernels obey the same rules, where it knows the array."""
     known = isinstance(weight, np.ndarray) or _arrays.is_cupy(weight) or _arrays.is_torch(weight)
@@ -178,8 +191,7 @@ class NM(Pattern):
 
     def __post_init__(self):
         _check.pattern((self.n, self.m))
-        if not _check.is_index(self.axis):
-            raise ArgumentError(f"axis must be a whole number, got {_check.shown(self.axis)}")
+        check_axis(self.axis)
 
     def check(self, sparsity):
         fixed = 1 - self.n / self.m
@@ -191,8 +203,7 @@ class NM(Pattern):
             )
 
     def check_shape(self, shape):
-        if not -len(shape) <= self.axis < len(shape):
-            raise ShapeError(f"NM(axis={self.axis}) needs that axis, got shape {shape}")
+        check_has_axis(self, shape)
         if len(shape) > 2 and 0 < shape[self.axis] < self.m:
             raise ShapeError(
                 f"NM({self.n}, {self.m}) has groups of {self.m} along axis {self.axis}, of which "

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from sparse24 import _check, _spec
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError
 from sparse24._schedule.arrays import (
     as_matrix,
     check_reachable,
@@ -22,7 +22,7 @@ from sparse24._schedule.arrays import (
     tree_sum,
 )
 from sparse24._schedule.largest import ranks_in_groups, top
-from sparse24._schedule.patterns import Pattern, Unstructured
+from sparse24._schedule.patterns import Pattern, Unstructured, check_axis, check_has_axis
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,10 @@ class Channel(Pattern):
     axis: int = 0
 
     def __post_init__(self):
-        if not _check.is_index(self.axis):
-            raise ArgumentError(f"axis must be a whole number, got {_check.shown(self.axis)}")
+        check_axis(self.axis)
 
     def check_shape(self, shape):
-        if not -len(shape) <= self.axis < len(shape):
-            raise ShapeError(f"Channel(axis={self.axis}) needs that axis, got shape {shape}")
+        check_has_axis(self, shape)
 
     def kept(self, shape, sparsity):
         count = shape[self.axis]
