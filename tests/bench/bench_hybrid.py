@@ -1,7 +1,7 @@
 """Unstructured matrices beside cuBLAS on the same zeros and cuSPARSE: writes ``hybrid.json``.
 
     python tests/bench/bench_hybrid.py [--quick] [--fit] [--only DTYPE] [--families NAME ...]
-        [--columns LEAST MOST] [--part NUMBER PARTS] [--minilm FILE] [--out DIR]
+        [--columns LEAST MOST] [--part NUMBER PARTS] [--minilm FILE] [--stale] [--out DIR]
 
 Each case is checked against a float64 product of some rows before it is timed.  Layouts
 rotate through more than the L2 cache, as do the dense weights and cuSPARSE's matrices.  Matrices
@@ -24,8 +24,19 @@ import cupyx.scipy.sparse
 import numpy as np
 import rivals_cusparse
 import torch
-from harness import Contender, case, copies, race, to_torch, write_suite
-from hybrid_matrices import DTYPES, FAMILIES, ZEROS, drawn, minilm, plan, selected
+from harness import Contender, case, copies, race, stale_names, to_torch, write_suite
+from hybrid_matrices import (
+    DTYPES,
+    FAMILIES,
+    ZEROS,
+    Planned,
+    drawn,
+    minilm,
+    name_of,
+    named,
+    plan,
+    selected,
+)
 from machine import needs_gpus
 from rivals_cusparse import Csr
 
@@ -179,9 +190,9 @@ def measure(family: str, w: cp.ndarray | Csr, zeros: float, columns: Sequence[in
     with ThreadPoolExecutor(len(columns)) as pool:
         list(pool.map(warm, columns))
     cp.cuda.Device().synchronize()
-    rows, title = [], family if dtype == "float16" else f"{dtype} {family}"
+    rows = []
     for n in columns:
-        name, (b, out), path = f"{title}-{m}x{k}x{n}-{zeros}", operands[n], paths[n]
+        name, (b, out), path = name_of(family, w.shape, zeros, dtype, n), operands[n], paths[n]
         out.fill(cp.nan)
         h.matmul(b, out=out, algorithm=path)
         error = checked.error(out, b)
@@ -243,22 +254,29 @@ def main() -> None:
     parser.add_argument("--columns", nargs=2, type=int, default=EVERY_COLUMNS, help="from, to")
     parser.add_argument("--part", nargs=2, type=int, default=WHOLE,
                         help="2 3 for the second of three parts of what is left")  # fmt: skip
+    parser.add_argument("--stale", action="store_true",
+                        help="only rows whose kernels changed after they were timed")  # fmt: skip
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     needs_gpus()
+    stale = stale_names("hybrid")
     if options.fit:
         for name, line in hybrid_fit.fit().items():
             print(name, line, flush=True)
     rows = []
     for dtype in (options.only,) if options.only else DTYPES:
         every = plan(dtype, options.quick)
+        if options.stale:
+            every = named(every, dtype, stale)
         asked = selected(every, options.families, options.columns, options.part)
         for family, w, zeros, columns in drawn(asked, dtype):
             rows += measure(family, w, zeros, columns)
             write_suite("hybrid", rows, stems=STEMS, out=options.out)
     for zeros in ZEROS if options.minilm and "minilm" in options.families else ():
         for name, w in minilm(options.minilm, zeros):
-            rows += measure(f"minilm {name}", w, zeros, (1, 8, 64, 512))
+            planned = [Planned(f"minilm {name}", w.shape, zeros, (1, 8, 64, 512))]
+            for kept in named(planned, "float16", stale) if options.stale else planned:
+                rows += measure(kept.family, w, zeros, kept.columns)
             write_suite("hybrid", rows, stems=STEMS, out=options.out)
     for (family, n), zeros in sorted(break_even(rows).items()):
         print(f"break-even {family} n={n}: {zeros:.0%} zeros")

@@ -12,6 +12,7 @@ import functools
 import gc
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,7 +22,8 @@ import torch
 from sparse24 import _evidence
 from sparse24.kernels import loader
 
-DATA = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "data"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DATA = DOCS / "benchmarks" / "data"
 ROTATE_BYTES = 256 << 20  # several times the 60 MB L2 of an H200
 
 
@@ -140,6 +142,16 @@ def write_suite(
     record = {"header": head, "cases": kept + list(fresh.values())}
     _evidence.write_json(path, record)
     return path
+
+
+def stale_names(suite: str) -> set[str]:
+    """The rows in the record of this GPU whose kernels changed after they were timed."""
+    sys.path.insert(0, str(DOCS / "_extensions"))
+    import recorded
+
+    path = _evidence.folder(DATA, _evidence.header().get("gpu")) / f"{suite}.json"
+    rows = json.loads(path.read_text())["cases"] if path.exists() else []
+    return {row["name"] for row in rows if recorded.is_stale(row)}
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

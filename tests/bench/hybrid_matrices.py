@@ -6,7 +6,7 @@ Dense ones are CuPy arrays; those of graphs and meshes, too large for that, are 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +44,16 @@ class Planned(NamedTuple):
     shape: tuple[int, int]
     zeros: float
     columns: tuple[int, ...]
+
+    def name(self, dtype: str, n: int) -> str:
+        """That of the row by n columns in the record."""
+        return name_of(self.family, self.shape, self.zeros, dtype, n)
+
+
+def name_of(family: str, shape: tuple[int, int], zeros: float, dtype: str, n: int) -> str:
+    """The name of a row in the record."""
+    title = family if dtype == "float16" else f"{dtype} {family}"
+    return f"{title}-{shape[0]}x{shape[1]}x{n}-{zeros}"
 
 
 def plan_float32():
@@ -130,6 +140,15 @@ def selected(
         if matrix.family in names
     ]
     return [matrix for matrix in within if matrix.columns][number - 1 :: parts]
+
+
+def named(planned: Sequence[Planned], dtype: str, names: Collection[str]) -> list[Planned]:
+    """What of a plan has one of these names in the record."""
+    kept = [
+        matrix._replace(columns=tuple(n for n in matrix.columns if matrix.name(dtype, n) in names))
+        for matrix in planned
+    ]
+    return [matrix for matrix in kept if matrix.columns]
 
 
 def iid(shape, zeros: float, dtype: str) -> cp.ndarray:
