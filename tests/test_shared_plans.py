@@ -216,8 +216,8 @@ CALLS = {
     "scales": lambda A, x, bias: s24.matmul(A, x.T, scales=(bias, None)),
     "wide": lambda A, x, bias: s24.matmul(A, x.T, dtype="float32"),
     "a stack": lambda A, x, bias: s24.linear(x[None], A, bias),
-    "c": lambda A, x, bias: s24.matmul(A, x.T, c=1 + A @ x.T, beta=0.5),
-    "out": lambda A, x, bias: s24.matmul(A, x.T, out=0 * (A @ x.T)),
+    "c": lambda A, x, bias: s24.matmul(A, x.T, c=1 + x[:, :256].T, beta=0.5),
+    "out": lambda A, x, bias: s24.matmul(A, x.T, out=0 * x[:, :256].T),
 }
 
 
@@ -248,7 +248,7 @@ def test_the_second_array_is_not_planned(monkeypatch, library, call, n, dtype):
             # Each call brings another bias, which the plan of an array holds.  A product is planned
             # once more for arrays that are settled, as the first one may be by its second call.
             assert planned or j or i
-            assert i == 0 or not planned or call is CALLS["c"]
+            assert i == 0 or not planned
             planned.clear()
             with monkeypatch.context() as alone:
                 alone.setattr(_shared_plans, "_known", {})
