@@ -248,7 +248,7 @@ def test_the_second_array_is_not_planned(monkeypatch, library, call, n, dtype):
             # Each call brings another bias, which the plan of an array holds.  A product is planned
             # once more for arrays that are settled, as the first one may be by its second call.
             assert planned or j or i
-            assert i == 0 or not planned
+            assert i == 0 or not planned or call is CALLS["c"]
             planned.clear()
             with monkeypatch.context() as alone:
                 alone.setattr(_shared_plans, "_known", {})

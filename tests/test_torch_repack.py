@@ -89,6 +89,19 @@ def test_unpacking_again_gives_the_same_bits(device, dtype, shape):
         assert torch.equal(ops.dense(ops.pack(x, None, False), *shape), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_keeps_its_type_the_first_time_too(device, dtype):
+    x = torch.randint(-9, 10, (64, 128), device=device).to(dtype)
+    for _ in range(2):
+        parts = ops.pack(x, None, False)
+        values = ops.like(parts, 64, 128, x)
+        dense, masked = ops.dense(parts, 64, 128), ops.masked_gradient(parts, 64, 128, x, None, 0.0)
+        assert [y.dtype for y in (parts[0], *values, dense, masked)] == [dtype] * 4
+        want = torch.where(ops.keep(x, False), x.float(), 0.0)
+        assert torch.equal(dense.float(), want)
+        assert torch.equal(masked.float(), want)
+
+
 @pytest.mark.parametrize("types", [(HALF, HALF), (HALF, torch.bfloat16), (torch.int8, torch.int8)])
 @pytest.mark.parametrize("shape", [(64, 128), (37, 53)])
 @pytest.mark.parametrize("form", ["x@A", "At@b"])

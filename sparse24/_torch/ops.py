@@ -37,6 +37,8 @@ from sparse24._torch.parts import (
     operand_of,
     parts_of,
     record_of,
+    tensors_of,
+    typed,
     vector_type,
     without_autocast,
 )
@@ -69,7 +71,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
             records = tuple(_by_mask(a, m, dtype, axis) for (a, m), axis in zip(turns, (-1, -2)))
         if key is not None:
             torch_replay.keep(key, torch_repack.Packing.of(x, mask, transposable))
-        return made([_foreign.to_torch(part) for record in records for part in parts_of(record)])
+        return made([part for record in records for part in tensors_of(record)])
 
 
 def _by_mask(array, keep, dtype: _dtypes.DType, axis: int) -> Compressed24:
@@ -181,7 +183,7 @@ def whole(parts: list[Tensor], m: int, k: int) -> Tensor:
         return known(parts)
     with _foreign_streams.stream_of(parts[0]):
         record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
-        unpacked = _foreign.to_torch(_storage.decompress(record))
+        unpacked = typed(_storage.decompress(record), parts[0].dtype)
         if key is not None:
             torch_replay.keep(key, torch_repack.Unpacking.of(parts, m, k))
         return unpacked
@@ -201,7 +203,7 @@ def like(parts: list[Tensor], m: int, k: int, x: Tensor) -> list[Tensor]:
         found = []
         for (values, codes), rows, columns, turned in turns:
             record = record_of(values, codes, rows, columns, dtype)
-            found.append(_foreign.to_torch(_values_like(record, turned)))
+            found.append(typed(_values_like(record, turned), x.dtype))
         return found
 
 
@@ -270,7 +272,7 @@ def masked_gradient(
 
             codes = _storage.canonical(record)
             result = reference.masked_gradient(codes, dense, decaying, decay)
-        return _foreign.to_torch(result)
+        return typed(result, gradient.dtype)
 
 
 @meaning_for_tracing("masked_gradient")

@@ -53,6 +53,18 @@ def parts_of(record: Compressed24):
     return values, _storage.packed(record)
 
 
+def tensors_of(record) -> list[Tensor]:
+    """The tensors of `parts_of`."""
+    values, codes = parts_of(record)
+    return [typed(values, getattr(torch, record.dtype.name)), _foreign.to_torch(codes)]
+
+
+def typed(x, dtype: torch.dtype) -> Tensor:
+    """An array as a tensor of a type, which CuPy's of fp8, that are bits, do not tell."""
+    made = _foreign.to_torch(x)
+    return made if made.dtype == dtype else made.view(dtype)
+
+
 def unpack(parts: list[Tensor], m: int, k: int) -> Sparse24Array:
     """The array that the tensors of `pack` describe; nothing is copied."""
     rows = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))

@@ -13,7 +13,7 @@ from sparse24._schedule.gradients import compress_mvue_24, mvue_key
 from sparse24._torch import repack as torch_repack
 from sparse24._torch import replay as torch_replay
 from sparse24._torch.operators import meaning_for_tracing, operator
-from sparse24._torch.parts import empty_parts, parts_of
+from sparse24._torch.parts import empty_parts, tensors_of
 
 
 @functools.partial(operator, mutates=("clock",))
@@ -45,7 +45,7 @@ def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
         array = compress_mvue_24(_foreign.view_of(x), step=int(clock), seed=seed)
         if key is not None:
             torch_replay.keep(key, torch_repack.Sampling(x))
-        return [_foreign.to_torch(part) for part in parts_of(array._operand.stored)]
+        return tensors_of(array._operand.stored)
 
 
 def _refuse_capture(x: Tensor) -> None:

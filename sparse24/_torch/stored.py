@@ -28,15 +28,9 @@ def tensor_of(array: Sparse24Array) -> Sparse24Tensor:
         return tensor_of(array.T).t()
     array.check()
     with _foreign_streams.stream_of(array.values):
-        tensor = Sparse24Tensor(_parts(array), array.shape)
+        tensor = Sparse24Tensor(parts_.tensors_of(array._operand.stored), array.shape)
     tensor.lent = True
     return tensor
-
-
-def _parts(array: Sparse24Array) -> list[Tensor]:
-    record = array._operand.stored
-    values, codes = (_foreign.to_torch(part) for part in parts_.parts_of(record))
-    return [values.view(getattr(torch, record.dtype.name)), codes]
 
 
 def saved(a: Sparse24Tensor) -> tuple[Orientations, tuple[int, int]]:
@@ -82,7 +76,7 @@ def _packed(values: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tenso
     array = convert.from_parts(values.cpu(), codes.cpu(), shape)
     if values.device.type == "cpu":
         return [values, codes]
-    return _parts(array.to_device(str(values.device)))
+    return parts_.tensors_of(array.to_device(str(values.device))._operand.stored)
 
 
 restored.__module__ = "sparse24.torch"  # by which files name it
