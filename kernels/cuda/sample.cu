@@ -18,7 +18,8 @@
 // draws.  Each thread makes eight for the block, through shared memory.
 //
 // A block takes a tile of tile.cuh, whatever the order of x; the stored elements and codes are
-// transposed in shared memory.  Memory-bound: bfloat16 moves 3.125 bytes for each element.
+// transposed in shared memory.  bfloat16 moves 3.125 bytes for each element, which takes
+// half the time: arithmetic takes the rest.
 // Reference: reference.sample.  Launcher: kernels/sample.py.  Method: docs, packing kernels.
 #include "tile.cuh"
 
@@ -30,12 +31,7 @@ using Word = Lanes<ITEM>::word;
 using Wide = unsigned long long;
 
 // Both halves of a product of 128 bits.
-void multiply(Wide a, Wide b, Wide& high, Wide& low) {
-    const unsigned a0 = (unsigned)a, a1 = (unsigned)(a >> 32), b0 = (unsigned)b, b1 = (unsigned)(b >> 32);
-    const Wide least = (Wide)a0 * b0, middle = (Wide)a1 * b0 + (least >> 32), other = (Wide)a0 * b1 + (unsigned)middle;
-    low = other << 32 | (unsigned)least;
-    high = (Wide)a1 * b1 + (middle >> 32) + (other >> 32);
-}
+void multiply(Wide a, Wide b, Wide& high, Wide& low) { high = __umul64hi(a, b), low = a * b; }
 
 // Block number `count` of eight 24-bit numbers.  NumPy increments the counter before it takes the first block.
 struct Philox {
@@ -59,24 +55,22 @@ struct Philox {
 
 // Numbers of a tile's groups.
 struct Draws {
-    float number[T::columns / 4][T::rows];
+    static constexpr int groups = T::columns / 4;  // of a row
+    float number[groups][T::rows];
 
-    // A thread makes eight, neighbours in a row; `flat` counts groups of the whole array.
-    void fill(Wide flat, int row, int first, Wide key0, Wide key1) {
-        if (flat % 8 == 0) {
-            const Philox philox(flat / 8, key0, key1);
-#pragma unroll
-            for (int i = 0; i < 8; i++) number[first + i][row] = philox.uniform(i);
-            return;
-        }
+    // Each thread makes eight, neighbours in a row, until all are there.  Row r begins with number `flat + r * row_groups`
+    // of the whole array, which need not be the first of a block of the generator.
+    void fill(Wide flat, Wide row_groups, Wide key0, Wide key1) {
+        const int blocks = groups / 8 + ((flat | row_groups) % 8 > 0);
 #pragma unroll 1
-        for (int half = 0; half < 2; half++) {  // the eight lie in two blocks
-            const Philox philox(flat / 8 + half, key0, key1);
+        for (int i = threadIdx.x; i < T::rows * blocks; i += 256) {
+            const int row = i % T::rows, block = i / T::rows;
+            const Wide begin = flat + row * row_groups;
+            const Philox philox(begin / 8 + block, key0, key1);
+            const int first = 8 * block - (int)(begin % 8);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int at = 8 * half + i - (int)(flat % 8);
-                if (at >= 0 && at < 8) number[first + at][row] = philox.uniform(i);
-            }
+            for (int j = 0; j < 8; j++)
+                if ((unsigned)(first + j) < groups) number[first + j][row] = philox.uniform(j);
         }
     }
 };
@@ -84,6 +78,7 @@ struct Draws {
 // Element j of a word.
 float lane_of(Word word, int j) {
     if constexpr (ITEM == 4) return __uint_as_float(word);
+    else if constexpr (kind == Kind::bfloat16) return __uint_as_float(j ? word & 0xffff0000u : word << 16);
     else {
         const unsigned short bits = (unsigned short)(word >> 16 * j);
         return (float)S::load(reinterpret_cast<const typename S::type&>(bits));
@@ -114,36 +109,72 @@ float product(float a, float b) {
     asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
-bool less(float a, float b) { return __float_as_int(a) < __float_as_int(b); }  // at most one is negative
+float sum_of(const float (&x)[4]) { return sum(sum(x[0], x[2]), sum(x[1], x[3])); }
 
-// What is kept of the group in one lane: `certain` as it is, `drawn` with magnitude `rest`.
-struct Choice {
-    bool certain[4], drawn[4], finite;
-    float rest;
+// A flag, which is the top bit, that says whether a < b: neither is negative, or all bits of `a` are set.
+unsigned below(float a, float b) { return __float_as_uint(a) - __float_as_uint(b); }
 
-    // Of four magnitudes, which lose the certain one, and a number in [0, 1).
-    Choice(float (&size)[4], float u) {
-        const float total = sum(sum(size[0], size[2]), sum(size[1], size[3])), half = product(0.5f, total);
-        finite = total < __int_as_float(0x7f800000);
-        bool capped = false;
-        for (int i = 0; i < 4; i++) {
-            certain[i] = less(half, size[i]);  // at most one of them
-            capped |= certain[i];
-            size[i] = certain[i] ? 0 : size[i];
-        }
-        rest = capped ? sum(sum(size[0], size[2]), sum(size[1], size[3])) : half;
-        const float first = product(u, rest), second = capped ? -1.f : sum(half, first);
-        float end = 0;
-        bool before_first = false, before_second = capped;  // a point lies before `end`
-        for (int i = 0; i < 4; i++) {
-            end = sum(end, size[i]);
-            const bool now_first = i == 3 || less(first, end), now_second = i == 3 || less(second, end);
-            drawn[i] = now_first != before_first || now_second != before_second;
-            before_first = now_first, before_second = now_second;
-        }
-        drawn[3] = drawn[3] && less(0, size[3]);
+// The flags of the lanes in all bits of these lanes.
+Word all_bits(const unsigned (&flags)[T::lanes]) {
+    if constexpr (ITEM == 4) return fill<4>(flags[0]);
+    else return permute(flags[0], flags[1], 0xffbb);
+}
+
+// What is drawn of a group in one lane, of four magnitudes that lost the certain one if they are `capped`, which is a flag.
+struct Drawn {
+    float magnitude;
+    unsigned flags[4];
+
+    Drawn(const float (&size)[4], unsigned capped, float half, float u) {
+        magnitude = (int)capped < 0 ? sum_of(size) : half;
+        const float two = sum(size[0], size[1]), end[3] = {size[0], two, sum(two, size[2])};
+        const float point = product(u, magnitude);
+        const float other = (int)capped < 0 ? __uint_as_float(~0u) : sum(half, point);  // before all ends
+        unsigned first[3], second[3];
+        for (int i = 0; i < 3; i++) first[i] = below(point, end[i]), second[i] = below(other, end[i]);
+        flags[0] = first[0] | (second[0] & ~capped);
+        for (int i = 1; i < 3; i++) flags[i] = (first[i] & ~first[i - 1]) | (second[i] & ~second[i - 1]);
+        flags[3] = ~(first[2] & second[2]) & below(0, size[3]);
     }
 };
+
+// Samples a group of every lane: `keep` has flags of what is stored.
+void sample(Word (&group)[4], Word (&keep)[4], const float (&number)[T::lanes]) {
+    Word size[4], certain[4];
+    unsigned flags[4][T::lanes], capped[T::lanes], infinite[T::lanes];
+    float half[T::lanes], drawn[T::lanes];
+    for (int i = 0; i < 4; i++) size[i] = group[i] & ~Lanes<ITEM>::top;
+    for (int j = 0; j < T::lanes; j++) {
+        const float x[4] = {lane_of(size[0], j), lane_of(size[1], j), lane_of(size[2], j), lane_of(size[3], j)};
+        const float total = sum_of(x);
+        half[j] = product(0.5f, total);
+        infinite[j] = below(__int_as_float(0x7f7fffff), total);  // or not a number
+        for (int i = 0; i < 4; i++) flags[i][j] = below(half[j], x[i]);  // of at most one
+        capped[j] = flags[0][j] | flags[1][j] | flags[2][j] | flags[3][j];
+    }
+    for (int i = 0; i < 4; i++) certain[i] = all_bits(flags[i]), size[i] &= ~certain[i];
+    for (int j = 0; j < T::lanes; j++) {
+        const float x[4] = {lane_of(size[0], j), lane_of(size[1], j), lane_of(size[2], j), lane_of(size[3], j)};
+        const Drawn choice(x, capped[j], half[j], number[j]);
+        drawn[j] = choice.magnitude;
+        for (int i = 0; i < 4; i++) flags[i][j] = choice.flags[i];
+    }
+    for (int i = 0; i < 4; i++) keep[i] = certain[i] | all_bits(flags[i]);
+    if (const Word lost = all_bits(infinite)) {  // keep the largest two, which show the infinity or the NaN
+        Word greedy[4];
+        largest_two<kind>(group, greedy);
+        for (int i = 0; i < 4; i++) {
+            const Word whole = fill<ITEM>(greedy[i]) & lost;
+            certain[i] = whole | (certain[i] & ~lost), keep[i] = whole | (keep[i] & ~lost);
+        }
+    }
+    const Word sampled = word_of(drawn);
+    for (int i = 0; i < 4; i++) {
+        const Word own = certain[i] | Lanes<ITEM>::top;
+        group[i] = (group[i] & own) | (sampled & ~own);
+        keep[i] &= nonzero<kind>(group[i] & ~Lanes<ITEM>::top);
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(256) sample_columns(
     const char* x, long long x_batch, long long x_row, long long x_column, char* values, long long pitch,
@@ -155,45 +186,19 @@ extern "C" __global__ void __launch_bounds__(256) sample_columns(
     const int row = place.row + T::my_row(), column = place.column + T::my_column();
     const char* at = x + place.batch * x_batch + row * x_row + column * x_column;
     Word element[T::span], first[T::span / 4], second[T::span / 4], bits = 0;
-#pragma unroll
-    for (int i = 0; i < T::span; i++)
-        element[i] = load_lanes<ITEM, ALIGNMENT>(at + i * x_column, x_row, column + i < k ? m - row : 0);
+    load_columns<ITEM, ALIGNMENT>(at, x_row, x_column, m - row, k - column, element);
 
-    const int draw_row = threadIdx.x % T::rows, eight = threadIdx.x / T::rows * 8;
     const long long groups = (k + 3) / 4;
-    draws.fill((place.batch * m + place.row + draw_row) * groups + place.column / 4 + eight, draw_row, eight,
-               key0, key1);
+    draws.fill((place.batch * m + place.row) * groups + place.column / 4, groups, key0, key1);
     __syncthreads();
 
 #pragma unroll
     for (int c = 0; c < T::span / 4; c++) {
-        Word certain[4] = {}, keep[4] = {}, group[4];
-        float rest[T::lanes];
+        Word group[4], keep[4];
+        float number[T::lanes];
         for (int i = 0; i < 4; i++) group[i] = element[4 * c + i];
-        for (int j = 0; j < T::lanes; j++) {
-            const Word flag = (Word)1 << (8 * ITEM * (j + 1) - 1);
-            const float number = draws.number[T::my_column() / 4 + c][T::my_row() + j];
-            float size[4];
-            for (int i = 0; i < 4; i++) size[i] = lane_of(group[i] & ~Lanes<ITEM>::top, j);
-            const Choice choice(size, number);
-            rest[j] = choice.rest;
-            if (choice.finite) {
-                for (int i = 0; i < 4; i++) {
-                    certain[i] |= choice.certain[i] ? flag : 0;
-                    keep[i] |= choice.certain[i] || choice.drawn[i] ? flag : 0;
-                }
-            } else {  // an infinity or a NaN: keep the largest two, which show it
-                Word greedy[4];
-                largest_two<kind>(group, greedy);
-                for (int i = 0; i < 4; i++) certain[i] |= greedy[i] & flag, keep[i] |= greedy[i] & flag;
-            }
-        }
-        const Word sampled = word_of(rest);
-        for (int i = 0; i < 4; i++) {
-            const Word own = fill<ITEM>(certain[i]) | Lanes<ITEM>::top;
-            group[i] = (group[i] & own) | (sampled & ~own);
-            keep[i] &= nonzero<kind>(group[i] & ~Lanes<ITEM>::top);
-        }
+        for (int j = 0; j < T::lanes; j++) number[j] = draws.number[T::my_column() / 4 + c][T::my_row() + j];
+        sample(group, keep, number);
         stored_pair<kind>(group, keep, first[c], second[c]);
         bits = append_code<ITEM>(bits, keep);
     }

@@ -70,17 +70,21 @@ struct Atom {
     uint4 chunk(int i) const { return *(const uint4*)(bytes + stride * (i / 8) + 16 * (i % 8)); }
 };
 
-// The tables of fixed_tile.cuh, in the shared memory of a block.
+constexpr int kWarps = 8;  // of a block
+
+// What the warps of a block choose with, in shared memory: the tables of fixed_tile.cuh, and tiles that wait to be
+// searched, one of each lane at most.
 struct Tables {
     uint4 select[kChoices + 1];
-    unsigned codes[kChoices + 1];
+    unsigned codes[kChoices + 1], pairs[96];
     unsigned char legal[96];
+    alignas(8) unsigned short waiting[kWarps][32][16];
 
     void fill() {
         for (int i = threadIdx.x; i <= kChoices; i += blockDim.x) {
             select[i] = *(const uint4*)kTileChoices.select[i];
             codes[i] = kTileChoices.codes[i];
-            if (i < 96) legal[i] = kTileChoices.legal[i];
+            if (i < 96) legal[i] = kTileChoices.legal[i], pairs[i] = kTileChoices.pairs[i];
         }
     }
 };
@@ -94,11 +98,9 @@ struct Square {
     unsigned searched;  // a bit for each tile that was searched in float32, because integers could not
 
     // Reads its rows of the matrix at `x`, and chooses the masks.  The tables are filled while the loads are in flight.
-    // Tiles that integers cannot search are then searched one after the other by the whole warp.
     Square(const char* x, long long x_row, int top, int left, int m, int k, Tables& tables) {
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-        const int corner_row = top + 32 * (warp >> 1), corner_column = left + 64 * (warp & 1);
-        row = corner_row + 8 * (lane >> 3), column = corner_column + 8 * (lane & 7);
+        row = top + 32 * (warp >> 1) + 8 * (lane >> 3), column = left + 64 * (warp & 1) + 8 * (lane & 7);
         whole = row + 8 <= m && column + 8 <= k;
         load(x + row * x_row + column * 2ll, x_row, m - row, k - column);
         tables.fill();
@@ -116,17 +118,31 @@ struct Square {
             choices |= (row + r < m && column + 2 * w < k ? choice : kOutside) << 8 * t;
             searched |= (unsigned)!sure << t;
         }
-        for (unsigned waiting = __ballot_sync(~0u, searched != 0); waiting; waiting &= waiting - 1) {
-            const int owner = __ffs(waiting) - 1;
-            for (unsigned tiles = __shfl_sync(~0u, searched, owner); tiles; tiles &= tiles - 1) {
-                const int t = __ffs(tiles) - 1;
-                const int r = corner_row + 8 * (owner >> 3) + t / 2 * 4,
-                          c = corner_column + 8 * (owner & 7) + t % 2 * 4;
-                const unsigned choice =
-                    choose_tile_together<kind>(x + r * x_row + c * 2ll, x_row, tables.codes, tables.legal);
-                if (lane == owner) choices = (choices & ~(255u << 8 * t)) | choice << 8 * t;
-            }
+        if (__any_sync(~0u, searched)) {
+            const JointSearch<kind> search(tables.pairs, tables.legal);
+#pragma unroll
+            for (int t = 0; t < 4; t++) search_jointly(t, search, tables.waiting[warp]);
         }
+    }
+
+    // The whole warp searches tile t of those lanes that are not sure of it, one after the other.
+    void search_jointly(int t, const JointSearch<kind>& search, unsigned short (&waiting)[32][16]) {
+        const bool mine = searched >> t & 1;
+        const unsigned lanes = __ballot_sync(~0u, mine);
+        const int place = __popc(lanes & (1u << (threadIdx.x & 31)) - 1);
+        if (mine) {
+            for (int r = 0; r < 4; r++) {
+                const unsigned* word = words[t / 2 * 4 + r] + t % 2 * 2;
+                *(uint2*)&waiting[place][4 * r] = make_uint2(word[0], word[1]);
+            }
+            choices &= ~(255u << 8 * t);
+        }
+        __syncwarp();
+        for (int i = 0; i < __popc(lanes); i++) {
+            const unsigned choice = search.choice(waiting[i]);
+            if (mine && i == place) choices |= choice << 8 * t;
+        }
+        __syncwarp();
     }
 
     // `rows` and `columns`, multiples of four, exist.
@@ -196,6 +212,11 @@ struct Block {
 #else
 #define MASK_BOUNDS __launch_bounds__(256)
 #endif
+#if __CUDA_ARCH__ == 800
+#define PACK_BOUNDS __launch_bounds__(256)
+#else
+#define PACK_BOUNDS __launch_bounds__(256, 3)
+#endif
 
 extern "C" __global__ void MASK_BOUNDS square_mask(
     const char* x, long long x_batch, long long x_row, char* mask, long long o_batch, long long o_row,
@@ -218,7 +239,7 @@ extern "C" __global__ void MASK_BOUNDS square_mask(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3) tile_pack(
+extern "C" __global__ void PACK_BOUNDS tile_pack(
     const char* x, long long x_batch, long long x_row, char* values, long long pitch, uint4* packed,
     char* t_values, long long t_pitch, uint4* t_packed, long long m_, long long k_) {
     __shared__ Tables tables;

@@ -32,18 +32,14 @@ from sparse24.kernels import (
     like,
     loader,
     n_m,
+    sample,
     transposable,
 )
 
 STEMS = (
-    "compress",
-    "decompress",
-    "like",
-    "transposable",
-    "activate_compress",
-    "n_m",
+    "compress", "decompress", "like", "transposable", "activate_compress", "n_m", "sample",
     "sparse_wgmma",
-)
+)  # fmt: skip
 COPY_AT_ONCE = 256 << 20  # larger copies are slower
 SQUARES = ((4096, 4096), (8192, 8192), (16384, 16384))
 LAYERS = ((14336, 4096), (4096, 14336))
@@ -193,15 +189,27 @@ def reuse_cases(m, k, name="bfloat16"):
     yield timed(f"sr-ste gradient {size}", "like", functions, selected + 2 * m * k, **shape)
 
 
-def transposable_case(m, k, name="bfloat16"):
+def transposable_case(m, k, name="bfloat16", *, squared=False):
+    """Of normal elements, or of activations: their squares, half of which are zero."""
     count = m * k * 2 + 2 * (moved(m, k, 2) - m * k * 2)
     xs = [normal((m, k), name, i) for i in range(min(8, copies(count)))]
-    tiles = [to_torch(x, getattr(torch, name)) for x in xs]
+    tiles = [to_torch(x, getattr(torch, name)) for x in xs]  # views
+    for x in tiles if squared else ():
+        x.relu_().square_()
     tile = [partial(torch._sparse_semi_structured_tile, x, "", True) for x in tiles]
     functions = [partial(transposable.launch, x, TABLE[name]) for x in xs]
     rivals = {"torch_tile": Contender(tile, library="torch")}
-    return timed(f"transposable {m}x{k} {name}", "transposable", functions, count, m=m, k=k,
+    title = "squared relu, transposable" if squared else "transposable"
+    return timed(f"{title} {m}x{k} {name}", "transposable", functions, count, m=m, k=k,
                  dtype=name, rivals=rivals)  # fmt: skip
+
+
+def sample_case(m, k, name="bfloat16"):
+    """A gradient of m tokens and k features, sampled along the tokens."""
+    count = moved(m, k, 2)
+    xs = [normal((m, k), name, i) for i in range(copies(count))]
+    functions = [partial(sample.launch, x.T, TABLE[name], 1 + i) for i, x in enumerate(xs)]
+    return timed(f"sample {m}x{k} {name}", "sample", functions, count, m=m, k=k, dtype=name)
 
 
 def activation_cases(m, k, name="bfloat16"):
@@ -266,7 +274,10 @@ def run(quick: bool):
         yield from compress_cases(m, k)
         yield from reuse_cases(m, k)
         yield transposable_case(m, k)
+        yield sample_case(m, k)
         yield from activation_cases(m, k)
+    for name in ("bfloat16", "float16"):
+        yield transposable_case(*SQUARES[0 if quick else 2], name, squared=True)
     for name in ("float16", "int8", "float8_e4m3fn", "float32"):
         yield from compress_cases(8192, 8192, name)
 

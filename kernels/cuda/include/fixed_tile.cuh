@@ -10,8 +10,9 @@
 // where p1, p2 and p3 say which pair of columns rows 1, 2 and 3 keep (places in kPairMask); row 0 takes what the others
 // leave.  5 - p is the sum of kColumnRank of the pair's columns, so each element brings its own part of the number.
 //
-// Other tiles (about one in five hundred of normal bfloat16 numbers), and those with NaN or infinity, are searched by
-// a warp together, in float32.
+// Other tiles are searched by a warp together, in float32: those with NaN or infinity, and those with a magnitude that is
+// not zero, but small beside the largest.  Of normal bfloat16 numbers that is one tile in five hundred, of their squares,
+// half of them set to zero as by squared relu, one in eight.
 #pragma once
 #include "best_tile.cuh"
 
@@ -26,7 +27,8 @@ constexpr int kRowRank[4] = {0, 1, 6, 36}, kColumnRank[4] = {3, 2, 1, -1};
 //                     bits 4-7    code of column i
 struct TileChoices {
     unsigned select[kChoices + 1][4] = {}, codes[kChoices + 1] = {};
-    unsigned char legal[96] = {};  // the 90 choices that are masks, and the first again
+    unsigned char legal[96] = {};  // the 90 choices that are masks, from the smallest on, and the largest again
+    unsigned pairs[96] = {};       // byte r: 6 r + p_r, which pair of row r a legal choice keeps
 
     constexpr TileChoices() {
         int count = 0;
@@ -35,10 +37,11 @@ struct TileChoices {
             for (int p0 = 0; p0 < 6; p0++)
                 if (column_use(p0, p1) + column_use(p2, p3) == 0xaa) {
                     set(i, p0, p1, p2, p3);
-                    legal[count++] = (unsigned char)i;
+                    legal[count] = (unsigned char)i;
+                    pairs[count++] = p0 | 6 + p1 << 8 | 12 + p2 << 16 | 18 + p3 << 24;
                 }
         }
-        while (count < 96) legal[count++] = legal[0];
+        for (; count < 96; count++) legal[count] = legal[89], pairs[count] = pairs[89];
         codes[kOutside] = 0x44444444u;
     }
     constexpr void set(int i, int p0, int p1, int p2, int p3) {
@@ -125,28 +128,44 @@ template <Kind kind> unsigned choose_tile(const unsigned (&word)[4][2], bool& su
     return best & 255u;
 }
 
-// The choice for any tile, in float32, by a whole warp whose lanes pass the same arguments; each lane sums three masks.
-template <Kind kind>
-unsigned choose_tile_together(const char* tile, long long row_stride, const unsigned* codes,
-                              const unsigned char* legal) {
-    const int lane = threadIdx.x & 31;
-    unsigned size = 0;
-    if (lane < 16) size = __ldg((const unsigned short*)(tile + lane / 4 * row_stride) + lane % 4) & 0x7fffu;
-    float mine, unused;
-    magnitudes<kind>(size, mine, unused);
-    if (mine != mine) mine = sixteenth_of_most();
-    int most = -1;
-    unsigned choice = 0;
-#pragma unroll
-    for (int i = 0; i < 96; i += 32) {
-        const unsigned candidate = legal[i + lane], code = codes[candidate];
-        float pair[4];
-        for (int r = 0; r < 4; r++)
-            pair[r] = add(__shfl_sync(~0u, mine, 4 * r + (code >> 8 * r & 3)),
-                          __shfl_sync(~0u, mine, 4 * r + (code >> (8 * r + 2) & 3)));
-        const int total = bits(add(add(pair[0], pair[1]), add(pair[2], pair[3])));
-        if (total > most || (total == most && candidate > choice)) most = total, choice = candidate;
+// A lane's part of a search in float32, which finds the choice for any tile: lane 6 r + p sums pair p of row r, and then
+// every lane compares three of the masks.
+template <Kind kind> class JointSearch {
+    int first, second;      // of the pair, in the tile
+    unsigned pairs[3];      // of the masks; see TileChoices
+    unsigned choices = 0;   // their numbers, a byte for each, in ascending order
+
+    // Elements of pairs as hexadecimal digits, from the lowest on.
+    static constexpr unsigned digits(const int (&elements)[6]) {
+        unsigned all = 0;
+        for (int p = 0; p < 6; p++) all |= (unsigned)elements[p] << 4 * p;
+        return all;
     }
-    const int best = __reduce_max_sync(~0u, most);
-    return __reduce_max_sync(~0u, most == best ? choice : 0u);
-}
+    static float magnitude_of(unsigned short element) {
+        float x, unused;
+        magnitudes<kind>(element & 0x7fffu, x, unused);
+        return x != x ? sixteenth_of_most() : x;
+    }
+
+public:
+    JointSearch(const unsigned* all_pairs, const unsigned char* legal) {
+        const int lane = threadIdx.x & 31, row = lane / 6 & 3, pair = lane % 6 * 4;
+        first = 4 * row + (digits(kPairFirst) >> pair & 3), second = 4 * row + (digits(kPairSecond) >> pair & 3);
+        for (int i = 0; i < 3; i++) pairs[i] = all_pairs[lane + 32 * i], choices |= legal[lane + 32 * i] << 8 * i;
+    }
+
+    // All lanes pass the same 16 elements.
+    unsigned choice(const unsigned short* tile) const {
+        const float sum = add(magnitude_of(tile[first]), magnitude_of(tile[second]));
+        int most = -1;
+        unsigned mine = 0;
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            float row[4];
+            for (int r = 0; r < 4; r++) row[r] = __shfl_sync(~0u, sum, pairs[i] >> 8 * r);  // of 32: the low bits count
+            const int total = bits(add(add(row[0], row[1]), add(row[2], row[3])));
+            if (total >= most) most = total, mine = choices >> 8 * i & 255;
+        }
+        return __reduce_max_sync(~0u, __reduce_max_sync(~0u, most) == most ? mine : 0u);
+    }
+};
