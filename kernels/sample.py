@@ -21,8 +21,8 @@ def launch(x, row: DType, key: int) -> Compressed24:
     """Compress a sample of (..., m, k), a CuPy array of one of `DTYPES` and of any strides.
 
     A matrix whose columns are contiguous, as a gradient of (tokens, features) is when it is
-    turned, takes twice the time of its bytes, one whose rows are five times as long.  The draw is a
-    pure function of the 128 bits of `key`.
+    turned, takes twice the time of its bytes, as does one whose rows are, on 16-byte boundaries.
+    The draw is a pure function of the 128 bits of `key`.
     """
     xp = _arrays.cupy_module()
     *batch, m, k = x.shape
@@ -36,15 +36,20 @@ def launch(x, row: DType, key: int) -> Compressed24:
 def call_of(dense, row: DType, key: int, values, packed) -> KernelCall:
     """What `launch` enqueues, for (batch, m, k); addresses and layouts of the arrays suffice."""
     batch, m, k = dense.shape
-    strides = (dense.data.ptr, dense.strides[0], dense.strides[2])
-    by_columns = compress.runs_by_columns(dense, row.itemsize)
-    aligned = by_columns and all(part % 4 == 0 for part in strides)
-    kernel = loader.function(NAME, "sample_columns", defines(row.name, 4 if aligned else 0))
+    kernel = loader.function(NAME, "sample_columns", defines(row.name, _alignment(dense, row)))
     arguments = (
         dense, *dense.strides, values, values.strides[-2], packed,
         np.uint64(key & (1 << 64) - 1), np.uint64(key >> 64), m, k,
     )  # fmt: skip
     return KernelCall(kernel, batch * compress.blocks(m, k, row.itemsize, True), 256, arguments)
+
+
+def _alignment(dense, row: DType) -> int:
+    """How elements are read: columns in words, rows in sixteen bytes, or each alone."""
+    if compress.runs_by_columns(dense, row.itemsize):
+        parts = (dense.data.ptr, dense.strides[0], dense.strides[2])
+        return 4 if all(part % 4 == 0 for part in parts) else 0
+    return 16 if compress.row_alignment(dense, row.itemsize) == 16 else 0
 
 
 def defines(name: str, alignment: int = 4) -> loader.Defines:
@@ -53,6 +58,6 @@ def defines(name: str, alignment: int = 4) -> loader.Defines:
 
 
 COMPILE_CHECKS = (
-    *((defines(name), "sm_90a", None) for name in DTYPES),
+    *((defines(name, alignment), "sm_90a", None) for name in DTYPES for alignment in (4, 16)),
     *((defines("bfloat16", 0), f"sm_{arch}", None) for arch in ("80", "86", "89", "100a", "120")),
 )

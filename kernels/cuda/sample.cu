@@ -1,7 +1,7 @@
 // sample: draw two of every four elements of a gradient without bias, and compress them.
 //
 //   x      [batch, m, k]  16-bit or float32 elements, any strides; ALIGNMENT 4: columns are
-//                         contiguous and start on 4-byte boundaries                    (read)
+//                         contiguous and start on 4-byte boundaries, 16: rows, on 16-byte ones (read)
 //   values [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16      (written)
 //   packed [batch, ceil(k/128), ceil(m/64), 1024]  metadata, tensor core order      (written)
 //
@@ -74,6 +74,25 @@ struct Draws {
         }
     }
 };
+
+// This thread's elements, as words of columns.
+void load(const char* at, long long x_row, long long x_column, int rows, int columns, Word (&element)[T::span]) {
+    if constexpr (ALIGNMENT == 16) {
+        unsigned in[T::lanes][T::span * ITEM / 4];
+        for (int j = 0; j < T::lanes; j++)
+            load_elements<ITEM, ALIGNMENT>(at + j * x_row, x_column, j < rows ? columns : 0, in[j]);
+        for (int c = 0; c < T::span / 4; c++) {
+            unsigned group[T::lanes][ITEM];
+            Word lanes[4];
+            for (int j = 0; j < T::lanes; j++)
+                for (int i = 0; i < ITEM; i++) group[j][i] = in[j][ITEM * c + i];
+            lanes_of_rows<ITEM>(group, lanes);
+            for (int i = 0; i < 4; i++) element[4 * c + i] = lanes[i];
+        }
+    } else {
+        load_columns<ITEM, ALIGNMENT>(at, x_row, x_column, rows, columns, element);
+    }
+}
 
 // Element j of a word.
 float lane_of(Word word, int j) {
@@ -186,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_columns(
     const int row = place.row + T::my_row(), column = place.column + T::my_column();
     const char* at = x + place.batch * x_batch + row * x_row + column * x_column;
     Word element[T::span], first[T::span / 4], second[T::span / 4], bits = 0;
-    load_columns<ITEM, ALIGNMENT>(at, x_row, x_column, m - row, k - column, element);
+    load(at, x_row, x_column, m - row, k - column, element);
 
     const long long groups = (k + 3) / 4;
     draws.fill((place.batch * m + place.row) * groups + place.column / 4, groups, key0, key1);
