@@ -16,10 +16,14 @@ from sparse24.kernels.decompress import codes_of, values_by_row
 NAME = "like"
 
 
-def launch(record: Compressed24, x, *, nonzero: bool = False) -> Compressed24:
+def launch(
+    record: Compressed24, x, *, nonzero: bool = False, derivative: bool = False
+) -> Compressed24:
     """Compress `x`, (..., m, k) of any strides, at the places of `record`, whose codes it shares.
 
-    Every stored place is filled, also where `record` holds a zero, unless `nonzero` is true.
+    Every stored place is filled, also where `record` holds a zero, unless `nonzero` is true.  With
+    `derivative` elements are multiplied by that of squared relu, whose values `record` holds: twice
+    their root.
     """
     xp = _arrays.cupy_module()
     *batch, m, k = record.shape
@@ -34,9 +38,12 @@ def launch(record: Compressed24, x, *, nonzero: bool = False) -> Compressed24:
             alignment = 16 if row_alignment(dense, x.itemsize) == 16 else 0
         codes, packed = codes_of(record)
         name = "like_columns" if by_columns else "like_rows"
-        macros = defines(record.dtype.name, packed=packed, alignment=alignment, nonzero=nonzero)
+        macros = defines(
+            record.dtype.name, packed=packed, alignment=alignment, nonzero=nonzero,
+            derivative=derivative,
+        )  # fmt: skip
         old_arguments: tuple = (NULL, 0, 0)
-        if nonzero:
+        if nonzero or derivative:
             old = values_by_row(record)
             old_arguments = (old, *old.strides[:2])
         loader.function(NAME, name, macros)(
@@ -104,6 +111,7 @@ def defines(
     packed: bool = True,
     alignment: int = 16,
     nonzero: bool = False,
+    derivative: bool = False,
     decayed: bool = False,
 ) -> loader.Defines:
     """The macros of ``like.cu``."""
@@ -112,12 +120,13 @@ def defines(
         ("CODES", int(packed)),
         ("ALIGNMENT", alignment),
         ("NONZERO", int(nonzero)),
+        ("DERIVATIVE", int(derivative)),
         ("DECAYED", int(decayed)),
     )
 
 
 COMPILE_CHECKS = tuple(
-    (defines(name, nonzero=True, decayed=True), arch, None)
+    (defines(name, nonzero=True, derivative=derivative, decayed=True), arch, None)
     for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
-    for name in ("bfloat16", "int8", "float32")
+    for name, derivative in (("bfloat16", True), ("int8", False), ("float32", True))
 )

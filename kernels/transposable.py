@@ -86,13 +86,16 @@ def _pack(dense, shape, row):
     )
 
 
-def call_of(dense, row: DType, values, packed, t_values, t_packed) -> KernelCall:
+def call_of(
+    dense, row: DType, values, packed, t_values, t_packed, *, squared: bool = False
+) -> KernelCall:
     """What packs a matrix (batch, m, k) that is taken in squares, and its transpose, in one pass.
 
-    Addresses and layouts of the arrays suffice.
+    With `squared` it packs the squared relu of the matrix.  Addresses and layouts of the arrays
+    suffice.
     """
     *_, m, k = dense.shape
-    kernel = loader.function(NAME, "tile_pack", defines(row.name, pack=True))
+    kernel = loader.function(NAME, "tile_pack", defines(row.name, pack=True, squared=squared))
     arguments = (
         dense, *dense.strides[:2], values, values.strides[-2], packed,
         t_values, t_values.strides[-2], t_packed, m, k,
@@ -100,16 +103,17 @@ def call_of(dense, row: DType, values, packed, t_values, t_packed) -> KernelCall
     return KernelCall(kernel, _squares(dense), 256, arguments)
 
 
-def defines(name: str, *, pack: bool = False) -> loader.Defines:
+def defines(name: str, *, pack: bool = False, squared: bool = False) -> loader.Defines:
     """The macros of ``transposable.cu``."""
-    return (("ELEMENT", name), ("PACK", int(pack)))
+    return (("ELEMENT", name), ("PACK", int(pack)), ("SQUARED", int(squared)))
 
 
 COMPILE_CHECKS = (
     *((defines(name), "sm_90a", None) for name in NAMES),
     *(
-        (defines(name, pack=True), arch, None)
+        (defines(name, pack=True, squared=squared), arch, None)
         for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
         for name in ("float16", "bfloat16")
+        for squared in (False, True)
     ),
 )

@@ -4,11 +4,13 @@
 //   x      [batch, m, k]  new elements; ALIGNMENT 16: contiguous rows on 16-byte
 //                         boundaries (by columns 4: words), 0: any strides             (read)
 //   values [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16       (written)
-//   old    values of the same shape; rows on 16-byte boundaries; if NONZERO             (read)
+//   old    values of the same shape; rows on 16-byte boundaries; if NONZERO or DERIVATIVE (read)
 //
 //   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.  NONZERO stores
-//                            a zero where `old` has one.  By rows a thread gathers pieces (piece.cuh);
-//                            by columns a block takes a tile through shared memory (tile.cuh).
+//                            a zero where `old` has one, DERIVATIVE multiplies by twice the root of `old`,
+//                            the derivative of squared relu where its value is `old`.  By rows a thread
+//                            gathers pieces (piece.cuh); by columns a block takes a tile through shared
+//                            memory (tile.cuh).
 //   masked_gradient          out = x in stored places, and in the others 0 or, if DECAYED,
 //                            x + decay * weight (SR-STE, Zhou et al. 2021).
 //
@@ -50,6 +52,35 @@ template <int COUNT> void keep_nonzero(const unsigned (&old)[COUNT], unsigned (&
     }
 }
 
+// A square root that keeps subnormal numbers, which -ftz=true, CuPy's option, would flush.
+float root(float x) {
+    float y;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+double root(double x) { return sqrt(x); }
+
+// Multiplies elements of `stored` by twice the root of those of `old`.
+template <int COUNT> void times_derivative(const unsigned (&old)[COUNT], unsigned (&stored)[COUNT]) {
+    using S = Scalar<kind>;
+    const typename S::type* value = (const typename S::type*)old;
+    typename S::type* gradient = (typename S::type*)stored;
+    for (int i = 0; i < COUNT * 4 / ITEM; i++)
+        gradient[i] = S::store(2 * root(typename S::real(S::load(value[i]))) * S::load(gradient[i]));
+}
+
+// Gathered elements as they are stored, beside those that are there.
+template <int COUNT> void finish(const unsigned (&old)[COUNT], unsigned (&stored)[COUNT]) {
+    if (NONZERO) keep_nonzero(old, stored);
+#if DERIVATIVE
+    times_derivative(old, stored);
+#endif
+    for (int i = 0; i < COUNT; i++) stored[i] = without_minus_zero(stored[i]);
+    if constexpr (ITEM == 8)
+        for (int i = 0; i < COUNT; i += 2)
+            if ((stored[i] | stored[i + 1] << 1) == 0) stored[i + 1] = 0;
+}
+
 // For each code, the selector of `permute` that takes the stored pair out of a group.
 struct Gather {
     unsigned selector[16];
@@ -80,10 +111,6 @@ struct Gather {
                 }
             }
         }
-        for (int i = 0; i < GROUPS * ITEM / 2; i++) stored[i] = without_minus_zero(stored[i]);
-        if constexpr (ITEM == 8)
-            for (int i = 0; i < GROUPS * 4; i += 2)
-                if ((stored[i] | stored[i + 1] << 1) == 0) stored[i + 1] = 0;
     }
     static unsigned pick(const unsigned* at, int width, unsigned place) {
         return place == 0 ? at[0] : place == 1 ? at[width] : place == 2 ? at[2 * width] : at[3 * width];
@@ -118,13 +145,11 @@ extern "C" __global__ void __launch_bounds__(128) like_rows(
         for (int i = 0; i < ahead; i++)
             for (int r = 0; r < P::rows; r++) {
                 const int row = place.row + 4 * (done + i) + 8 * r;
-                unsigned stored[P::words / 2];
+                unsigned stored[P::words / 2], before[P::words / 2] = {};
                 gather.row<P::groups>(in[i][r], code_words[i] >> 16 * r, stored);
-                if (NONZERO && row < m) {
-                    unsigned before[P::words / 2];
+                if ((NONZERO || DERIVATIVE) && row < m)
                     load_values<ITEM>(old + place.batch * old_batch + row * old_row, pitch, place.column, before);
-                    keep_nonzero(before, stored);
-                }
+                finish(before, stored);
                 if (row < m)
                     store_values<ITEM>(values + (place.batch * m + row) * pitch, pitch, place.column, stored);
             }
@@ -145,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(256) like_columns(
     load_columns<ITEM, ALIGNMENT>(at, x_row, x_column, m - row, k - column, element);
     gather.fill();
     tile.load_codes<CODES>(codes, place, m, k);
-    if (NONZERO)
+    if (NONZERO || DERIVATIVE)
         tile.load_values(old + place.batch * old_batch + place.row * old_row, old_row,
                          (long long)place.column / 2 * ITEM, (k + 3LL) / 4 * 2 * ITEM, m - place.row);
     __syncthreads();
@@ -153,11 +178,9 @@ extern "C" __global__ void __launch_bounds__(256) like_columns(
         unsigned groups[T::span * ITEM / 4], stored[T::span * ITEM / 8];
         for (int c = 0; c < T::span / 4; c++) row_of_lanes<ITEM>(element + 4 * c, j, groups + c * ITEM);
         gather.row<T::span / 4>(groups, tile.get_codes(j), stored);
-        if (NONZERO) {
-            unsigned before[T::span * ITEM / 8];
-            tile.get_row(j, before);
-            keep_nonzero(before, stored);
-        }
+        unsigned before[T::span * ITEM / 8] = {};
+        if (NONZERO || DERIVATIVE) tile.get_row(j, before);
+        finish(before, stored);
         tile.put_row(j, stored);
     }
     __syncthreads();

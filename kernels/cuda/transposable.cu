@@ -3,8 +3,8 @@
 //   tile_mask   x [batch, m, k] of any strides -> mask bool [batch, m, k], any strides.
 //   square_mask the same for 16-bit elements in contiguous rows on 16-byte boundaries, with
 //               m % 4 == k % 4 == 0, and rows of the mask on 8-byte boundaries.
-//   tile_pack   x [batch, m, k] as for square_mask -> values and packed metadata of x and of its
-//               transpose:
+//   tile_pack   x [batch, m, k] as for square_mask -> values and packed metadata of x, or if SQUARED of
+//               relu(x)^2, and of its transpose:
 //                 values   [batch, m, k/2],  packed   [batch, ceil(k/128), ceil(m/64), 1024]
 //                 t_values [batch, k, m/2],  t_packed [batch, ceil(m/128), ceil(k/64), 1024]
 //               Rows of values are a multiple of 16 bytes apart.
@@ -54,6 +54,18 @@ extern "C" __global__ void __launch_bounds__(128) tile_mask(
 }
 
 #if PACK  // of 16-bit elements
+
+using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;  // of a word
+Pair pair_of(unsigned word) { return reinterpret_cast<const Pair&>(word); }
+unsigned word_of(Pair pair) { return reinterpret_cast<const unsigned&>(pair); }
+
+// Both elements of a word as they are packed.  The square of a 16-bit element is exact in float32, so one 16-bit
+// multiplication rounds it as float32 arithmetic would.
+unsigned activated(unsigned word) {
+    if (!SQUARED) return word;
+    const Pair positive = __hmax2_nan(pair_of(word), Pair{});
+    return word_of(__hmul2(positive, positive));
+}
 
 // An atom of packed metadata in shared memory: 16 bytes more after every 128 keep the bytes that
 // a warp writes at once in different banks.
@@ -159,14 +171,15 @@ struct Square {
                 eight[r] = make_uint4(four.x, four.y, next.x, next.y);
             }
         }
-        for (int r = 0; r < 8; r++)
-            words[r][0] = eight[r].x, words[r][1] = eight[r].y, words[r][2] = eight[r].z, words[r][3] = eight[r].w;
+        for (int r = 0; r < 8; r++) {
+            words[r][0] = activated(eight[r].x), words[r][1] = activated(eight[r].y);
+            words[r][2] = activated(eight[r].z), words[r][3] = activated(eight[r].w);
+        }
     }
 
     // -0.0 becomes +0.0.  Adding zero does that in one instruction, but would change NaNs; a tile with a NaN is never
     // searched by integers.
     void drop_minus_zeros() {
-        using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;
         if (searched) {
             for (int i = 0; i < 32; i++) {
                 unsigned& word = words[i / 4][i % 4];
@@ -175,8 +188,7 @@ struct Square {
         } else {
             for (int i = 0; i < 32; i++) {
                 unsigned& word = words[i / 4][i % 4];
-                const Pair sum = __hadd2(reinterpret_cast<const Pair&>(word), Pair{});
-                word = reinterpret_cast<const unsigned&>(sum);
+                word = word_of(__hadd2(pair_of(word), Pair{}));
             }
         }
     }
@@ -212,11 +224,15 @@ struct Block {
 #else
 #define MASK_BOUNDS __launch_bounds__(256)
 #endif
-#if __CUDA_ARCH__ == 800
+#if SQUARED && __CUDA_ARCH__ == 900
+#define PACK_BOUNDS __launch_bounds__(256, 2)
+#elif SQUARED || __CUDA_ARCH__ == 800
 #define PACK_BOUNDS __launch_bounds__(256)
 #else
 #define PACK_BOUNDS __launch_bounds__(256, 3)
 #endif
+
+#if !SQUARED
 
 extern "C" __global__ void MASK_BOUNDS square_mask(
     const char* x, long long x_batch, long long x_row, char* mask, long long o_batch, long long o_row,
@@ -239,6 +255,8 @@ extern "C" __global__ void MASK_BOUNDS square_mask(
     }
 }
 
+#endif
+
 extern "C" __global__ void PACK_BOUNDS tile_pack(
     const char* x, long long x_batch, long long x_row, char* values, long long pitch, uint4* packed,
     char* t_values, long long t_pitch, uint4* t_packed, long long m_, long long k_) {
@@ -247,7 +265,7 @@ extern "C" __global__ void PACK_BOUNDS tile_pack(
     const int m = (int)m_, k = (int)k_;
     const Block block(m, k);
     Square square(x + block.batch * x_batch, x_row, block.top, block.left, m, k, tables);
-    square.drop_minus_zeros();
+    if (!SQUARED) square.drop_minus_zeros();  // a square has no sign
 
     unsigned out[8][2], t_out[8][2], codes[4];
 #pragma unroll

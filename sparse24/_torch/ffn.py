@@ -10,6 +10,7 @@ from sparse24._errors import DTypeError, ShapeError
 from sparse24._torch import ops
 from sparse24._torch.check import check_device, check_tensor
 from sparse24._torch.linear import autocast, tokens, unfolded
+from sparse24._torch.squared_relu import pack_squared_relu, squared_relu_gradient
 from sparse24._torch.transforms import differentiable, first_derivative
 
 
@@ -24,8 +25,8 @@ class SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, up, up_bias, down):
-        hidden = torch.nn.functional.linear(x, up, up_bias).relu().square()
-        parts = ops.pack(hidden, None, True)
+        hidden = torch.nn.functional.linear(x, up, up_bias)
+        parts = pack_squared_relu(hidden)
         ctx.save_for_backward(x, up, down, up_bias, *parts)
         ctx.has_bias = up_bias is not None
         return ops.product(parts, *hidden.shape, down.t(), None, "A@b")
@@ -39,10 +40,8 @@ class SquaredRelu(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             d_down = ops.product(parts, *shape, dy.t(), None, "x@A")
         if any(ctx.needs_input_grad[:3]):
-            values, codes, t_values, t_codes = parts
-            rows, columns = ops.like(parts, *shape, dy @ down)
-            rows, columns = rows * (2 * values.sqrt()), columns * (2 * t_values.sqrt())
-            inner = [rows, codes, columns, t_codes]
+            rows, columns = squared_relu_gradient(parts, *shape, dy @ down)
+            inner = [rows, parts[1], columns, parts[3]]
             dx = ops.product(inner, *shape, up, None, "A@b")
             d_up = ops.product(inner, *shape, x, None, "At@b")
             if ctx.has_bias:

@@ -17,11 +17,13 @@ from sparse24.kernels.launch import Launch
 _WORD = 1 << 64  # a key is two words
 
 
-def packing_key(x: Tensor, mask: Tensor | None, transposable: bool) -> tuple | None:
+def packing_key(
+    x: Tensor, mask: Tensor | None, transposable: bool, *, squared: bool = False
+) -> tuple | None:
     """All that packing depends on; None where it is not remembered."""
     if not x.is_cuda or (mask is not None and mask.dtype != torch.bool):
         return None
-    return "pack", transposable, *layout(x), *(() if mask is None else layout(mask))
+    return "pack", transposable, squared, *layout(x), *(() if mask is None else layout(mask))
 
 
 class Packing:
@@ -32,23 +34,28 @@ class Packing:
     x : Tensor, shape (m, k) or (e, m, k)
     mask : Tensor of bool, shape of x, or None
     transposable : bool
+    squared : bool
+        Pack the squared relu of the matrices, as `ops.pack_squared_relu` does.
     """
 
-    def __init__(self, x: Tensor, mask: Tensor | None, transposable: bool):
-        self._turns, self._dtype = 1 + transposable, dtype_of(x)
+    def __init__(self, x: Tensor, mask: Tensor | None, transposable: bool, squared: bool):
+        self._turns, self._dtype, self._squared = 1 + transposable, dtype_of(x), squared
         self._x, self._mask = _both_ways(x), None if mask is None else _both_ways(mask)
         self._parts = [_as_written(part) for part in self._empty(x)]
         self._status = None if mask is None else view(_counts(x))
         self._launches = Launches(self._lay_out)
 
     @classmethod
-    def of(cls, x: Tensor, mask: Tensor | None, transposable: bool) -> Packing | None:
+    def of(
+        cls, x: Tensor, mask: Tensor | None, transposable: bool, *, squared: bool = False
+    ) -> Packing | None:
         """None where packing takes more than a launch for each orientation."""
         if not x.numel():
             return None
-        made = cls(x, mask, transposable)
-        whole = not transposable or mask is not None or squares.in_squares(made._x[0], made._dtype)
-        return made if whole else None
+        in_squares = squares.in_squares(_both_ways(x)[0], dtype_of(x))
+        if transposable and mask is None and not in_squares:
+            return None
+        return cls(x, mask, transposable, squared)
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> list[Tensor]:
         parts = self._empty(x)
@@ -65,7 +72,8 @@ class Packing:
         under_mask = rest[len(parts) : -1]
         dense = [turn.at(x) for turn in self._x]
         if not under_mask and self._turns == 2:
-            return [launch_of(squares.call_of(dense[0], self._dtype, *parts))]
+            call = squares.call_of(dense[0], self._dtype, *parts, squared=self._squared)
+            return [launch_of(call)]
         calls = (
             self._call(dense[i], i, parts[2 * i], parts[2 * i + 1], *under_mask)
             for i in range(self._turns)
