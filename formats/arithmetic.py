@@ -13,12 +13,16 @@ from sparse24._dtypes import DType
 from sparse24._errors import DTypeError
 from sparse24.formats import convert
 from sparse24.formats.refusals import Refusals
+from sparse24.formats.unary import Unary
 
 
-class Arithmetic(Refusals):
-    """Factors, signs and reductions; all other operators are refused."""
+class Arithmetic(Unary, Refusals):
+    """Factors, signs, functions of elements and reductions; all other operators are refused."""
 
-    _has = "what keeps zeros: @, abs(), a sign, and * and / with a factor"
+    _has = (
+        "what keeps zeros: @, abs(), a sign, * and / with a factor, and functions such as "
+        "numpy.sqrt"
+    )
 
     dtype: Any
     device: Any

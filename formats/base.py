@@ -12,8 +12,9 @@ from sparse24 import _arrays, _check, _devices, _dtypes, _gradients, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._torch import functions as torch_functions
-from sparse24.formats import convert
+from sparse24.formats import convert, vector_products
 from sparse24.formats.arithmetic import Arithmetic
+from sparse24.formats.array_functions import FUNCTIONS
 from sparse24.formats.refusals import Refusals
 from sparse24.formats.scipy_names import ScipyNames
 from sparse24.formats.ufuncs import Ufuncs
@@ -23,7 +24,8 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
     """Shape, sizes, conversions and products that all formats share.
 
     A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `mT`, `toarray`, `mask`,
-    `_astype`, `copy`, `_moved`, `_elementwise`, `_multiply`, `_multiply_from_left` and `_fields`.
+    `_astype`, `copy`, `_moved`, `_elementwise`, `_elements`, `_multiply`, `_multiply_from_left` and
+    `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
@@ -135,6 +137,10 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
         """A copy of which `mover` has copied each array."""
 
     @abstractmethod
+    def _elements(self) -> tuple[Any, ...]:
+        """Arrays of all stored elements, each once, and zeros among them."""
+
+    @abstractmethod
     def _fields(self) -> tuple:
         """The arguments of the constructor that give this array, for pickling."""
 
@@ -201,6 +207,14 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
     def dot(self, other):
         """``self @ other``."""
         return self @ other
+
+    _matvec = vector_products.matvec
+    _vecmat = vector_products.vecmat
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function in FUNCTIONS:
+            return FUNCTIONS[function](*args, **kwargs)
+        return super().__array_function__(function, types, args, kwargs)
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

@@ -28,7 +28,7 @@ class Elements(Reductions):
 
 def _stored(h: Any) -> np.ndarray:
     """All stored elements, zeros among them, as numbers."""
-    return _numbers(np.concatenate(h._tiles.source.elements), h)
+    return _numbers(np.concatenate(h._elements()), h)
 
 
 def _rows(h: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -106,6 +106,9 @@ class HybridStorage(HybridStored):
         choose = chooser(self._dtype, _arrays.is_cupy(rows.bits), self.n_hint)
         return type(self)(*hybrid_build.of_rows(form, rows, choose), self.n_hint)
 
+    def _elements(self):
+        return self._tiles.source.elements
+
     def _fields(self):
         return self.stored, self._nnz, self.n_hint
 

@@ -154,6 +154,9 @@ class NMStorage(KeptTranspose, Joining, Indexing, SparseArray):
         values = _storage.move_values(self._values, self._dtype, mover)
         return self._with(values=values, indices=mover(self._indices))
 
+    def _elements(self):
+        return (self._values,)
+
     def _fields(self):
         shape, dtype = self._rows_shape, self._dtype
         return self._values, self._indices, shape, self._pattern, dtype, self._axis

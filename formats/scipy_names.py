@@ -13,9 +13,9 @@ from sparse24.formats import convert
 
 # Attributes of SciPy's arrays, as `tocsr` gives one, that these have not.
 ONLY_OF_SCIPY = frozenset((
-    "argmax", "argmin", "conj", "conjugate", "count_nonzero", "data", "diagonal", "expm1", "format",
-    "imag", "indices", "indptr", "log1p", "maximum", "minimum", "nonzero", "power", "real",
-    "reshape", "setdiag", "sign", "sqrt", "tobsr", "todia", "todok", "tolil", "trace",
+    "argmax", "argmin", "conj", "conjugate", "count_nonzero", "data", "diagonal", "format", "imag",
+    "indices", "indptr", "maximum", "minimum", "nonzero", "power", "real", "reshape", "setdiag",
+    "tobsr", "todia", "todok", "tolil", "trace",
 ))  # fmt: skip
 
 # Attributes of other arrays, CuPy's, torch's and SciPy's, and what stands in their place here.

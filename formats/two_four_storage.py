@@ -157,6 +157,9 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
         rows, columns = apply(old.rows), apply(old.columns)
         return type(self)(Operand24(rows, columns, kept, old.shape, dtype), status=self._status)
 
+    def _elements(self):
+        return (self._operand.stored.values,)
+
     def _fields(self):
         return self._operand, _excess.waited(self._status)
 

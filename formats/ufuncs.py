@@ -1,4 +1,4 @@
-"""NumPy's ufuncs on sparse arrays: those that have an operator there; all others are refused."""
+"""NumPy's ufuncs on sparse arrays: those that have a method there; all others are refused."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import numpy as np
 
 from sparse24._errors import ArgumentError
 from sparse24.formats.refusals import refusal
+from sparse24.formats.unary import KEEP_ZEROS
 
-# The operators of an array that is the first operand, and of one that is the second.
-OPERATORS = {
+# The methods of an array that is the first operand, and of one that is the second.
+METHODS = {
     np.matmul: ("__matmul__", "__rmatmul__"),
     np.multiply: ("__mul__", "__rmul__"),
     np.divide: ("__truediv__", "__rtruediv__"),
     np.negative: ("__neg__",),
     np.positive: ("__pos__",),
     np.absolute: ("__abs__",),
+    **{ufunc: (name,) for ufunc, name in KEEP_ZEROS.items()},
 }
+if hasattr(np, "matvec"):  # from NumPy 2.2 on; of a matrix, not of one that stands for vectors
+    METHODS |= {np.matvec: ("_matvec", ""), np.vecmat: ("", "_vecmat")}
 SIGNS = {np.matmul: "@", np.multiply: "*"}  # which y *= A turns into a call of a ufunc
 
 
@@ -34,10 +38,10 @@ class Ufuncs:
 
 def _apply(array: Any, ufunc: np.ufunc, method: str, /, *inputs: Any, **options: Any) -> Any:
     """What `ufunc` gives where `array` is one of its operands."""
-    if ufunc not in OPERATORS or method != "__call__":
-        way = "" if method == "__call__" else f".{method}"
-        raise refusal(array, f"numpy.{ufunc.__name__}{way}")
+    if method != "__call__":
+        raise refusal(array, f"numpy.{ufunc.__name__}.{method}")
     first, *second = inputs
+    own = _method(array, ufunc, 0 if first is array else -1)
     if first is not array and ufunc in SIGNS and any(first is y for y in options.get("out") or ()):
         raise _in_place(array, SIGNS[ufunc])
     given = ", ".join(f"{name}=" for name, value in options.items() if value is not None)
@@ -48,9 +52,16 @@ def _apply(array: Any, ufunc: np.ufunc, method: str, /, *inputs: Any, **options:
         raise ArgumentError(
             f"numpy.{ufunc.__name__} takes no {given} with {type(array).__name__}; {way_out}"
         )
-    if first is array:
-        return getattr(array, OPERATORS[ufunc][0])(*second)
-    return getattr(array, OPERATORS[ufunc][1])(first)
+    return own(*second) if first is array else own(first)
+
+
+def _method(array: Any, ufunc: np.ufunc, place: int) -> Any:
+    """The method for `ufunc` of an array that is the first of its operands, or the last."""
+    names = METHODS.get(ufunc, ("",))
+    if hasattr(type(array), names[place]):
+        return getattr(array, names[place])
+    vectors = " where it stands for vectors" if any(names) and not names[place] else ""
+    raise refusal(array, f"numpy.{ufunc.__name__}{vectors}")
 
 
 def _in_place(array: Any, sign: str) -> ArgumentError:

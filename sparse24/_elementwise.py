@@ -1,4 +1,4 @@
-"""Arithmetic that keeps zeros: stored elements times a factor, divided by one, or their sign.
+"""Arithmetic that keeps zeros: factors, signs, and functions that are zero at zero.
 
 Only what is stored is computed.  A zero of the matrix stays one, also beside an infinite factor,
 so the result has the places of the elements, which are not looked at.
@@ -28,6 +28,7 @@ from sparse24._records import Compressed24
 
 WORK = _dtypes.TABLE["float32"]  # for types in which NumPy or CuPy do not compute
 _SIGN = np.uint8(0x80)  # the sign of fp8
+_OF_SIGNS = (np.negative, np.absolute)
 
 
 def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
@@ -80,6 +81,11 @@ def result_type(ufunc: np.ufunc, dtype: DType, factor: Any) -> DType:
     return _dtypes.lookup(found)
 
 
+def type_of_each(ufunc: np.ufunc, dtype: DType) -> DType:
+    """The element type of a function of single elements: NumPy's, as float16 for int8."""
+    return _dtypes.lookup(ufunc(np.empty(0, dtype.logical)).dtype) if is_native(dtype) else dtype
+
+
 def is_native(dtype: DType) -> bool:
     """Whether NumPy and CuPy compute in this type by themselves."""
     return dtype.logical.isbuiltin == 1
@@ -129,7 +135,7 @@ def at_columns(factor: Any, columns: Any) -> Any:
 
 def of_values(ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: DType) -> Any:
     """`ufunc` of stored elements and a factor that broadcasts to them; zeros, as filler, stay."""
-    if factor is None and dtype.is_float8:
+    if ufunc in _OF_SIGNS and dtype.is_float8:
         return _with_sign(ufunc, values, dtype)
     if np.ndim(factor) == 0 and _is_looked_up(values, dtype):
         of_each = of_values(ufunc, _storage.every(dtype), dtype, factor, result)
@@ -138,14 +144,20 @@ def of_values(ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: D
     work = result if is_native(result) else WORK
     wide = values if work is dtype else _storage.converted(values, dtype, work)
     operands = (wide,) if factor is None else (wide, _in_work(factor, work))
-    # fp8 saturates silently; of others only a zero beside an infinite factor is no news.
-    with np.errstate(all="ignore") if dtype.is_float8 else np.errstate(invalid="ignore"):
+    with _without_news(dtype, factor):
         made = getattr(xp, ufunc.__name__)(*operands)
     made = made if work is result else _storage.converted(made, work, result)
     kept = _arrays.not_zero(values, dtype) & _arrays.not_zero(made, result)
     bits = made.view(result.storage)
     made = xp.where(kept, bits, bits.dtype.type(0)).view(made.dtype)  # nor is -0.0 stored
     return _storage.in_rows(made)
+
+
+def _without_news(dtype: DType, factor: Any) -> np.errstate:
+    """fp8 saturates silently; of others only a zero beside an infinite factor is no news."""
+    if dtype.is_float8:
+        return np.errstate(all="ignore")
+    return np.errstate() if factor is None else np.errstate(invalid="ignore")
 
 
 def _with_sign(ufunc: np.ufunc, values: Any, dtype: DType) -> Any:

@@ -1,0 +1,42 @@
+"""NumPy's functions of sparse arrays that are no ufuncs, no reductions, and join no arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _check
+from sparse24._errors import ArgumentError
+from sparse24.formats import norms, vector_products
+
+
+def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> int:
+    """What `numpy.count_nonzero` gives for all elements of a sparse array; waits for the device."""
+    if axis is not None or keepdims:
+        given = "keepdims=" if axis is None else "axis="
+        raise ArgumentError(
+            f"numpy.count_nonzero takes no {given} with {type(a).__name__}; call "
+            "A.mask().sum(axis=..., keepdims=...)"
+        )
+    return a.nnz
+
+
+def copy(a: Any, order: Any = "K", subok: bool = False) -> Any:
+    """What `numpy.copy` gives: an array of the same class that shares nothing, as ``A.copy()``."""
+    if order != "K":
+        raise ArgumentError(
+            f"numpy.copy takes no order={_check.shown(order)} with {type(a).__name__}, whose "
+            "layout is that of its format; leave it out, or copy its .toarray()"
+        )
+    return a.copy()
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.copy: copy,
+    np.count_nonzero: count_nonzero,
+    np.inner: vector_products.inner,
+    np.linalg.norm: norms.norm,
+    np.tensordot: vector_products.tensordot,
+}
