@@ -164,8 +164,10 @@ def test_a_source_of_randomness_is_named(rng):
 def test_an_open_file_is_no_path(tmp_path):
     path = tmp_path / "a.npz"
     s24.save_npz(path, s24.random((4, 8), rng=0))
-    with path.open("rb") as file, pytest.raises(s24.ArgumentError, match="path must be a path"):
-        s24.load_npz(file)
+    with path.open("rb") as file:
+        for read in (s24.load_npz, families.read_mtx, families.read_smtx):
+            with pytest.raises(s24.ArgumentError, match="path must be a path, got BufferedReader"):
+                read(file)
 
 
 @pytest.mark.parametrize("dtype", ["2:4", "fp32", "float32,"])
