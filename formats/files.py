@@ -24,7 +24,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sparse24 import _raw_files, _raw_writers, _shards
+from sparse24 import _file_checks, _raw_files, _raw_writers, _shards
 from sparse24._errors import ArgumentError
 from sparse24.formats import stored
 
@@ -198,9 +198,7 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
 def _suited(path: str | os.PathLike, kind: str, task: str) -> None:
     """Refuse a name that says it is the other kind of file."""
     other = {"npz": "safetensors", "safetensors": "npz"}[kind]
-    if not isinstance(path, str | os.PathLike):
-        raise ArgumentError(f"path must be a path, got {type(path).__name__}; name the file")
-    if Path(path).suffix.lower() == f".{other}":
+    if _file_checks.named(path).suffix.lower() == f".{other}":
         raise ArgumentError(
             f"path names a file of {other}, got {str(path)!r}; {task} it with "
             f"sparse24.{task}_{other}, or rename it"

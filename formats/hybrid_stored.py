@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from sparse24 import _arrays, _devices, _dtypes, _locks
+from sparse24._errors import DTypeError
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24.formats import hybrid_build, hybrid_checks
 from sparse24.formats import hybrid_tiles as ht
@@ -70,7 +71,14 @@ class HybridStored(SparseArray):
         ------
         FormatError
             If the arrays do not fit together.
+        DTypeError
+            If `tiles` is something else.
         """
+        if not isinstance(tiles, ht.Tiles):
+            raise DTypeError(
+                f"tiles must be those of a HybridArray, as H.tiles, got {type(tiles).__name__}; of "
+                "a matrix sparse24.hybrid makes one"
+            )
         hybrid_checks.check(tiles)
         return cls(tiles, ht.count_nonzero(tiles), n_hint)
 

@@ -284,8 +284,8 @@ def unmasked(x, *, argument: str) -> None:
 
 
 def is_array(x, *, argument: str) -> None:
-    """Refuse what cannot be written to, such as a list."""
-    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+    """Refuse what cannot be written to, such as a list; NumPy's types have the names alone."""
+    if not hasattr(x, "shape") or not hasattr(x, "dtype") or isinstance(x, type):
         raise DTypeError(f"{argument} must be an array, got {type(x).__name__}")
 
 

@@ -78,7 +78,7 @@ def _sliceable(x):
         x, _ = _foreign.take(x)  # a matrix of SciPy is refused
     if _arrays.is_cupy(x):
         raise ArgumentError("x is on the GPU as a whole already; use sparse24.compress")
-    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+    if not hasattr(x, "shape") or not hasattr(x, "dtype") or isinstance(x, type):
         raise ArgumentError(
             f"x must have shape, dtype and row slices, as ndarray and memmap do, got {type(x)}"
         )

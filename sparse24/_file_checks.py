@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24._errors import FormatError
+from sparse24._errors import ArgumentError, FormatError
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # suffixes of torch's checkpoints
 AS_SAFETENSORS = (
@@ -26,6 +26,13 @@ _NPY_ERRORS = (
     ValueError, TypeError, OverflowError, EOFError, RecursionError, SyntaxError,
     tokenize.TokenError,
 )  # fmt: skip
+
+
+def named(path: Any) -> Path:
+    """The path of a file; refuses all else, such as an open file."""
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError(f"path must be a path, got {type(path).__name__}; name the file")
+    return Path(path)
 
 
 def damaged(path: Path, what: object) -> FormatError:

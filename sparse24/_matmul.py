@@ -231,7 +231,7 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
             _foreign.take(A, argument="A")  # refuses it, and says what to make of it
     _gradients.refuse(x, "x")
     _gradients.refuse(bias, "bias")
-    shape = getattr(x, "shape", ())
+    shape = () if isinstance(x, type) else getattr(x, "shape", ())
     if shape and shape[-1] != A.shape[-1]:
         raise ShapeError(
             f"x must have shape (..., k) and A (m, k), got {tuple(shape)} and {tuple(A.shape)}"

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sparse24 import _file_checks
 from sparse24._errors import FormatError
 
 LEAST = {"coordinate": 4, "array": 2}  # bytes that a stored entry has: "1 1\n" and "1\n"
@@ -29,8 +30,9 @@ def read(path: str | os.PathLike):
     import scipy.io
     import scipy.sparse
 
+    file = _file_checks.named(path)
     try:
-        text = _text(Path(path))
+        text = _text(file)
         m, k, entries, form, field, symmetry = scipy.io.mminfo(io.BytesIO(text))
         _check_header(len(text), (m, k), entries, form, symmetry)
         _check_words(text, field)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
 from sparse24._compress import compress
-from sparse24._errors import ArgumentError, FormatError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, FormatError, ShapeError
 from sparse24._make import from_scipy
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
@@ -202,7 +202,9 @@ def to_torch(a: Any) -> Any:
     Raises
     ------
     ArgumentError
-        If `a` is something else.
+        If `a` is something else, or has strides or a byte order that torch has not.
+    DTypeError
+        If torch has no such element type.
 
     See Also
     --------
@@ -216,7 +218,7 @@ def to_torch(a: Any) -> Any:
     torch.bfloat16
     """
     if isinstance(a, np.ndarray) or _arrays.is_cupy(a):
-        return _foreign.to_torch(_foreign.take(a, argument="a")[0])
+        return _shared_with_torch(_foreign.take(a, argument="a")[0])
     _check_ours(a)
     dense = a.toarray()
     if a._dtype.is_float8 and _arrays.is_cupy(dense):
@@ -233,6 +235,19 @@ def _host(x: Any, argument: str) -> np.ndarray:
         return np.asarray(_arrays.to_numpy(x, argument=argument))
     except ValueError as error:  # lists of two lengths
         raise ShapeError(f"{argument} must be an array: {error}") from error
+
+
+def _shared_with_torch(array: Any) -> Any:
+    try:
+        return _foreign.to_torch(array)
+    except TypeError as error:
+        raise DTypeError(f"a must hold numbers that torch has, got {array.dtype}") from error
+    except ValueError as error:  # negative strides, or the byte order of other machines
+        raise ArgumentError(
+            "a must have strides that are not negative, and the byte order of this machine, as it "
+            "shares its memory with the tensor; pass numpy.array(a, a.dtype.newbyteorder('='), "
+            "order='C'), which is a copy"
+        ) from error
 
 
 def _check_ours(a: Any) -> None:

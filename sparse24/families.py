@@ -19,11 +19,9 @@ is measured:
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _matrix_market
+from sparse24 import _arrays, _check, _dtypes, _file_checks, _matrix_market
 from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 __all__ = ["FAMILIES", "make", "read_mtx", "read_smtx"]
@@ -221,7 +219,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
     import scipy.sparse
 
     wanted = _type_in_scipy(dtype)
-    lines = Path(path).read_text(errors="replace").splitlines()
+    lines = _file_checks.named(path).read_text(errors="replace").splitlines()
     if len(lines) < 2:
         raise FormatError(f"{path} must have a header, row offsets and column indices")
     try:

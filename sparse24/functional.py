@@ -108,6 +108,8 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     transposable = _check.flag(transposable, argument="transposable")
     if mask is None:
         return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
+    _check.is_array(mask, argument="mask")
+    _check.is_array(weight, argument="weight")
     _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
     check = not _arrays.is_cupy(weight)  # would wait there
     along_rows = compress(weight, mask=mask, check=check)

@@ -98,3 +98,16 @@ def test_dense_arrays_of_a_file_become_tensors(name):
     assert not x.astype(bool).any()  # the memory is shared
     with pytest.raises(s24.ArgumentError, match="a must be a Sparse24Array"):
         s24.convert.to_torch([1.0])
+
+
+def test_dense_arrays_whose_memory_torch_cannot_share_are_refused():
+    torch = pytest.importorskip("torch")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for a in (x[::-1], x.astype(">f4"), x.astype("bfloat16")[:, ::-1]):
+        with pytest.raises(s24.ArgumentError, match=r"a must have strides .* is a copy"):
+            s24.convert.to_torch(a)
+        copy = np.array(a, a.dtype.newbyteorder("="), order="C")  # as the message says
+        assert torch.equal(s24.convert.to_torch(copy).float(), torch.tensor(a.tolist()))
+    for a in (x.astype(str), x.astype(object), x.astype("M8[s]")):
+        with pytest.raises(s24.DTypeError, match="a must hold numbers that torch has, got"):
+            s24.convert.to_torch(a)

@@ -12,7 +12,7 @@ from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
 from sparse24 import _raw_writers
-from sparse24._errors import FormatError
+from sparse24._errors import DTypeError, FormatError
 from sparse24.formats import hybrid_checks, stored
 from sparse24.formats.hybrid import HybridArray
 from sparse24.kernels import hybrid_kinds
@@ -103,6 +103,12 @@ def test_two_elements_in_one_place_are_refused():
             HybridArray.from_tiles(changed)
     spill = np.array([0, -0.0, 3, 4], np.float32)
     assert HybridArray.from_tiles(replace(tiles, overflow_values=spill)).nnz == 6
+
+
+@pytest.mark.parametrize("wrong", ["tiles", np.eye(4), None, s24.random((8, 8), rng=0)])
+def test_what_are_no_tiles_is_named(wrong):
+    with pytest.raises(DTypeError, match=r"tiles must be those .* as H\.tiles, got .*\.hybrid"):
+        HybridArray.from_tiles(wrong)
 
 
 def test_places_of_scattered_tiles_ascend(rng):

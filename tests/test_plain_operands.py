@@ -78,6 +78,21 @@ def test_plain_arrays_of_other_types_multiply_as_their_library_does():
         s24.matmul(3, 4)
 
 
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[s]", "S1", "U1", [("x", "f4")]])
+def test_plain_arrays_that_hold_no_numbers_are_refused(dtype):
+    x, wrong = np.ones((2, 4), np.float32), np.zeros((3, 4), dtype)
+    words = "must hold numbers, got .* which have no product; convert"
+    for call in (
+        lambda: s24.matmul(x, wrong.T),
+        lambda: s24.matmul(wrong, x.T),
+        lambda: s24.linear(x, wrong),
+    ):
+        with pytest.raises(s24.DTypeError, match=words):
+            call()
+    with pytest.raises(s24.DTypeError, match=words):
+        s24.matmul(x, np.full((4, 3), None))
+
+
 def test_torch_tensors_of_other_types_may_be_written_to():
     torch = pytest.importorskip("torch")
     whole, out = torch.arange(8).reshape(2, 4), torch.zeros(2, 2, dtype=torch.int64)

@@ -32,6 +32,24 @@ def test_what_is_no_operand_is_named():
         s24.prune(x, method=np.ones(3))
 
 
+def test_a_type_is_no_array():
+    w, a = np.ones((4, 8), np.float32), s24.random((4, 8), rng=0)
+    for call, error, words in (
+        (lambda: s24.linear(np.float32, a), s24.DTypeError, "x must be an array, got type"),
+        (lambda: s24.linear(w, np.float32), s24.DTypeError, "A must be an array, got type"),
+        (lambda: s24.prune(w, out=np.float32), s24.DTypeError, "out must be an array, got type"),
+        (lambda: functional.pack(w, mask=bool), s24.DTypeError, "mask must be an array, got type"),
+        (lambda: functional.pack(w, mask="24"), s24.DTypeError, "mask must be an array, got str"),
+        (lambda: s24.compress_stream(np.float32), s24.ArgumentError, "x must have shape, dtype"),
+        (
+            lambda: schedule.sr_ste_gradient(np.float32, w, w > 0, decay=0.1),
+            s24.DTypeError, "weight must be an array, got type",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            call()
+
+
 def test_an_out_that_is_no_array_is_not_written_to_in_vain():
     w = np.ones((2, 4))
     with pytest.raises(s24.DTypeError, match="out must be an array, got list"):
@@ -146,8 +164,10 @@ def test_a_source_of_randomness_is_named(rng):
 def test_an_open_file_is_no_path(tmp_path):
     path = tmp_path / "a.npz"
     s24.save_npz(path, s24.random((4, 8), rng=0))
-    with path.open("rb") as file, pytest.raises(s24.ArgumentError, match="path must be a path"):
-        s24.load_npz(file)
+    with path.open("rb") as file:
+        for read in (s24.load_npz, families.read_mtx, families.read_smtx):
+            with pytest.raises(s24.ArgumentError, match="path must be a path, got BufferedReader"):
+                read(file)
 
 
 @pytest.mark.parametrize("dtype", ["2:4", "fp32", "float32,"])

@@ -195,6 +195,18 @@ def test_soft_threshold_is_continuous_and_two_four(rng):
     assert float(S.soft_threshold_scale(np.zeros((1, 4)))) == 1.0
 
 
+@pytest.mark.parametrize("wrong", [np.ones(3), np.ones((8, 1)), np.ones((1, 1))])
+def test_a_factor_is_one_number(wrong, rng):
+    """One for each row would be multiplied with whatever group it meets."""
+    w = rng.normal(size=(8, 32))
+    for one in (2.0, np.float32(2), np.array(2.0), np.array([2.0])):
+        np.testing.assert_array_equal(S.soft_threshold_24(w, one), 2 * S.soft_threshold_24(w))
+    with pytest.raises(ShapeError, match=r"scale must be a number, or an array of one, got shape"):
+        S.soft_threshold_24(w, wrong)
+    with pytest.raises(ShapeError, match=r"decay must be a number, or an array of one, got shape"):
+        S.sr_ste_gradient(w, w, w > 0, decay=wrong)
+
+
 def test_mvue_is_unbiased_two_four_and_of_least_variance(rng):
     g = rng.normal(size=(4, 16)).astype(np.float32)
     g[0, :4] = [3, 0, 0, 0]

@@ -41,10 +41,13 @@ def test_counts_of_any_shape(pattern, shape, rng):
         assert mask.all() or sparsity
 
 
-@pytest.mark.parametrize("tile", [4, (4,), (4, 4, 4), (0, 4), (4, 0)])
+@pytest.mark.parametrize("tile", [
+    4, (4,), (4, 4, 4), (0, 4), (4, 0), (4, None), ("4", 4), (4.0, 4.0), (True, 4)
+])  # fmt: skip
 def test_a_block_has_two_sides(tile):
-    with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got .*[04]"):
-        S.Block(tile)
+    for pattern in (S.Block, S.Elastic, S.TileHybrid):
+        with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got .*[04]"):
+            pattern(tile)
     with pytest.raises(ArgumentError, match=r"columns a multiple of 4, got \(4, 6\)"):
         S.Elastic((4, 6))
 

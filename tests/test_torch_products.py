@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -115,6 +117,29 @@ def test_what_is_refused(rng):
         torch.func.grad(lambda x: s24.torch.matmul(h, x).sum())(x)
     with pytest.raises(ArgumentError, match="use what is differentiable: matmul, linear"):
         h @ x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_functions_of_torch_take_weights_and_biases_that_are_vectors(device, rng):
+    linear, ones = torch.nn.functional.linear, functools.partial(torch.ones, device=device)
+    w = rng.standard_normal((6, 8)).astype(np.float32)
+    for a in (s24.compress(w, on_excess="prune"), s24.hybrid(w)):
+        dense, a = torch.from_numpy(a.toarray()).to(device), a.to_device(device)
+        torch.testing.assert_close(linear(a, ones(8)), dense.sum(1))
+        torch.testing.assert_close(linear(ones(8), a, ones(1)), dense.sum(1) + 1)
+        for bias in (ones(7), ones(2, 6)):  # torch would spread the product over it
+            with pytest.raises(ShapeError, match=r"bias must broadcast to .* \(6,\), got shape"):
+                linear(ones(8), a, bias)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_packed_matrix_refuses_what_is_no_vector(device):
+    ones = functools.partial(torch.ones, device=device)
+    packed = s24.torch.to_sparse_semi_structured(torch.eye(6, 8, device=device))
+    torch.testing.assert_close(packed.mv(ones(8)), ones(6))
+    for wrong in (ones(()), ones(6), ones(8, 1)):
+        with pytest.raises(ShapeError, match=r"mv: shapes \(6, 8\) and \(.*\) do not fit"):
+            packed.mv(wrong)
 
 
 def test_whole_numbers_have_no_gradient():

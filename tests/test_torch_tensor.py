@@ -183,7 +183,10 @@ def test_a_packed_matrix_belongs_to_no_graph():
 
 def test_a_packed_matrix_is_not_read_as_a_dense_one():
     packed = st.to_sparse_semi_structured(torch.eye(4))
-    for reads in (np.from_dlpack, torch.from_dlpack, np.asarray, lambda x: x.tolist()):
+    for reads in (
+        np.from_dlpack, torch.from_dlpack, np.asarray, lambda x: x.tolist(),
+        lambda x: x.apply_(abs), lambda x: x.map_(torch.eye(4), max),
+    ):  # fmt: skip
         with pytest.raises(UnsupportedError, match=r"no dense memory .*\.to_dense\(\)"):
             reads(packed)
     ways = r"x must be .* got a Sparse24Tensor.*\.to_dense\(\).*\.to_array\(\)"

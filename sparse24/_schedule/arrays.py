@@ -134,8 +134,12 @@ def check_layer(name, array) -> None:
 
 def check_factor(value, argument: str) -> None:
     """Refuse what is no number; an array is not read, as that would wait for its device."""
-    if not hasattr(value, "shape"):
+    if not _check.is_an_array(value):
         _check.number(value, argument=argument)
+    elif tuple(value.shape) not in ((), (1,)):  # one for each row would be paired with groups
+        raise ShapeError(
+            f"{argument} must be a number, or an array of one, got shape {tuple(value.shape)}"
+        )
 
 
 def check_floats(x, argument: str) -> None:

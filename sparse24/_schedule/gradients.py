@@ -45,7 +45,7 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     Raises
     ------
     ShapeError, DTypeError
-        If the three differ in shape or library.
+        If the three differ in shape or library, or `decay` is an array of several.
     ArgumentError
         If `decay` is not a number.
 
@@ -111,7 +111,8 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     Raises
     ------
     DTypeError, ShapeError
-        If `weight` is not an array of floating-point numbers with at least one axis.
+        If `weight` is not an array of floating-point numbers with at least one axis, or `scale` an
+        array of several.
 
     References
     ----------

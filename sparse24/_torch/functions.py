@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparse24 import _arrays, _check
-from sparse24._errors import DTypeError
+from sparse24._errors import DTypeError, ShapeError
 
 
 def apply(function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -29,8 +29,21 @@ def apply(function: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
-    y = _multiply(input, weight.mT)
-    return y if bias is None else y + bias
+    y = _multiply(input, weight if weight.ndim < 2 else weight.mT)
+    if bias is None:
+        return y
+    check_bias(bias, y.shape)
+    return y + bias
+
+
+def check_bias(bias: Any, shape: Any) -> None:
+    """Refuse one that does not broadcast to a product, or that would spread the product."""
+    ends = zip(bias.shape[::-1], shape[::-1], strict=False)
+    if bias.ndim > len(shape) or any(n not in (1, wanted) for n, wanted in ends):
+        raise ShapeError(
+            f"bias must broadcast to the product's shape {tuple(shape)}, got shape "
+            f"{tuple(bias.shape)}; reshape it"
+        )
 
 
 def _multiply(

@@ -50,13 +50,7 @@ def mm_out(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
 
 def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:
     """Of the product's shape; torch would also spread the product over a larger bias."""
-    shape = product.shape
-    ends = zip(bias.shape[::-1], shape[::-1], strict=False)
-    if bias.ndim > len(shape) or any(n not in (1, wanted) for n, wanted in ends):
-        raise ShapeError(
-            f"bias must broadcast to the product's shape {tuple(shape)}, got shape "
-            f"{tuple(bias.shape)}; reshape it"
-        )
+    functions.check_bias(bias, product.shape)
     if not beta:  # a bias that is not read may hold NaN
         return product
     return product + (bias if beta == 1 else beta * bias)
@@ -75,4 +69,6 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
 
 
 def mv(a: Tensor, vector: Tensor) -> Tensor:
+    if vector.ndim != 1 or a.ndim != 2 or a.shape[1] != vector.shape[0]:
+        raise ShapeError(f"mv: shapes {tuple(a.shape)} and {tuple(vector.shape)} do not fit")
     return mm(a, vector[:, None])[:, 0]

@@ -142,6 +142,12 @@ class Sparse24Tensor(PackedMatrix):
     def tolist(self):
         raise _has_no_memory("to list")
 
+    def apply_(self, callable):  # torch would write to the address of memory that is not there
+        raise _has_no_memory("for a function of elements")
+
+    def map_(self, other, callable):
+        raise _has_no_memory("for a function of elements")
+
     def __tensor_flatten__(self):
         names = [f"_part{i}" for i in range(len(self.parts))]
         for name, part in zip(names, self.parts, strict=True):
