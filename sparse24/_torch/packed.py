@@ -196,7 +196,17 @@ class Packed:
 
 
 def _tensors(layer) -> list[Tensor]:
-    return _there(layer.weight, layer.mask, layer.bias, layer.scale)
+    return _there(*[_own(layer, name) for name in ("weight", "mask", "bias", "scale")])
+
+
+def _own(layer, name: str) -> Tensor | None:
+    """An attribute of a layer, mostly where a module keeps it: ``layer.weight`` takes ten times
+    as long.  A weight that is made at each call, as by a parametrization, is no parameter.
+    """
+    for place in (layer._parameters, layer._buffers):
+        if name in place:
+            return place[name]
+    return getattr(layer, name)
 
 
 def _there(*tensors: Tensor | None) -> list[Tensor]:

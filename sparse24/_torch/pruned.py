@@ -95,9 +95,10 @@ class PrunedLayer(torch.nn.Module):
 
     def _look_again(self) -> None:
         """A mask that was written in place may be multiplied by in another way."""
-        if self.mask is None or self._way == "masked" or not has_elements(self.mask):
+        mask = self._buffers["mask"]
+        if mask is None or self._way == "masked" or not has_elements(mask):
             return  # that way serves any mask
-        if self._looked_at != version_of(self.mask):
+        if self._looked_at != version_of(mask):
             self._choose_way(None)
 
     def __setattr__(self, name: str, value: Any) -> None:

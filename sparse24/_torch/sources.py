@@ -36,10 +36,10 @@ class Sources:
         known = self._seen  # once: an optimizer in another thread may take them away
         if dtype != self._dtype or len(tensors) != len(known):
             return False
-        return all(
-            version == t._version and address == t.data_ptr() and seen() is t
-            for (seen, address, version), t in zip(known, tensors, strict=True)
-        )
+        for (seen, address, version), t in zip(known, tensors, strict=True):
+            if version != t._version or address != t.data_ptr() or seen() is not t:
+                return False
+        return True
 
     def give_way_to(self, tensors: list[Tensor]) -> bool:
         """True if they are these, changed or not, or if one of them is gone."""
