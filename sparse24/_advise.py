@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ HOPPER_FLOPS_PER_CLOCK = {"float8_e4m3fn": 5350, "float8_e5m2": 5350, "int8": 34
 # On other chips tensor cores take 8 bits twice as fast as 16, by NVIDIA's white papers on A100, Ada
 # and RTX Blackwell; cuBLAS multiplies fp8 from Ada on (cuBLAS manual, cublasLtMatmul).
 EIGHT_BITS, LEAST_OF_FP8 = 2, 89
+
+# In float32 cuBLAS takes as long by 2 to 64 columns as by so many more, up to 64, and these at a
+# share of its rate for many (H200).
+NARROW, NARROW_MORE, NARROW_SHARE = 64, 24, 0.73
 
 # Below this a dense product is mostly its launch, and no recorded run says how well the model
 # does: the shortest one takes some 18 µs.
@@ -156,6 +161,9 @@ def _dense_seconds(problem: Problem, facts: dict[str, float]) -> float:
     """What cuBLAS takes for the dense product."""
     from sparse24.kernels import dense
 
+    if problem.dtype == "float32" and 1 < problem.n <= NARROW:
+        wider = dataclasses.replace(problem, n=min(problem.n + NARROW_MORE, NARROW))
+        return dense.predict(wider, dense.Config(), facts) / NARROW_SHARE
     flops_per_clock = _eight_bit_flops(problem)
     if flops_per_clock is None:
         predicted = dense.predict(problem, dense.Config(), facts)

@@ -19,7 +19,8 @@ CLASSES = (
     ("16 bits, 1024 tokens and more", SIXTEEN, 1024, 1 << 30, False),
     ("fp8", ("float8_e4m3fn",), 1, 1 << 30, False),
     ("int8", ("int8",), 1, 1 << 30, False),
-    ("float32, 1 and 2 tokens", ("float32",), 1, 2, False),
+    ("float32, 1 to 64 tokens", ("float32",), 1, 64, False),
+    ("float32, 512 tokens and more", ("float32",), 65, 1 << 30, False),
 )
 
 
