@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 
 import pytest
@@ -72,3 +73,38 @@ def test_every_array_class_says_what_waits_for_the_gpu(name):
     for method in (kind.toarray, kind.to_device):
         missing = {"Parameters", "Returns", "Raises"} - set((method.__doc__ or "").split())
         assert not missing, f"{name}.{method.__name__} lacks {missing}"
+
+
+ROLE = re.compile(r"(?<!`):(?:func|class|meth|mod):`(?:[^`<]*<)?[~!]?([\w.]+)>?`")
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.rst"), *DOCS.glob("[ehr]*/*.rst"), *DOCS.glob("tutorials/*.py")])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_pages_refer_to_names_that_exist(path):
+    """Sphinx only warns of others if it is asked to be nitpicky, then also of other libraries'."""
+    module = ""
+    for line in path.read_text().splitlines():
+        module = line.partition(".. currentmodule:: ")[2] or module
+        for name in ROLE.findall(line):
+            full = name if name.startswith("sparse24") else f"{module}.{name}"
+            home, _, rest = full.partition(".")
+            assert home == "sparse24", f"{path.name}: {name} needs its module"
+            framework = rest.partition(".")[0]
+            if framework in ("torch", "jax"):
+                pytest.importorskip(framework)
+            if rest:
+                operator.attrgetter(rest)(sparse24)
+
+
+@pytest.mark.parametrize(
+    "path", [*(DOCS / "explanation").glob("*.rst")], ids=lambda path: path.stem
+)
+def test_explanations_name_files_that_exist(path):
+    known = [
+        str(file) for folder in ("sparse24", "kernels", "formats", "docs", "tests")
+        for file in (ROOT / folder).rglob("*.*")
+    ]  # fmt: skip
+    named = set(re.findall(r"``([\w/]+\.(?:py|cuh?))``", path.read_text()))
+    missing = {name for name in named if not any(file.endswith(f"/{name}") for file in known)}
+    assert not missing
