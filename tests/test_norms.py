@@ -125,6 +125,8 @@ def test_non_zeros_are_counted(make, rng, xp):
     for options, name in (({"axis": 0}, "axis"), ({"keepdims": True}, "keepdims")):
         with pytest.raises(s24.ArgumentError, match=rf"takes no {name}= .*A\.mask\(\)\.sum\("):
             np.count_nonzero(a, **options)
+    with pytest.raises(s24.ArgumentError, match="keepdims must be one of True, False, got"):
+        np.count_nonzero(a, keepdims=np.ones(2))
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -139,3 +141,5 @@ def test_copies_share_nothing(make, rng, xp):
             assert not xp.may_share_memory(ours, theirs)
     with pytest.raises(s24.ArgumentError, match=r"takes no order='F' .*copy its \.toarray\(\)"):
         np.copy(a, order="F")
+    with pytest.raises(s24.ArgumentError, match="takes no order=ndarray of shape"):
+        np.copy(a, order=np.ones(2))
