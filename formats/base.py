@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
@@ -191,8 +192,11 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
         ArgumentError
             If `axes` is something else, or this is a batch.
         """
-        known = np.ndim(axes) == 1 and tuple(axes) in ((1, 0), (-1, -2))
-        if axes is not None and not known:
+        try:
+            known = axes is None or tuple(map(operator.index, axes)) in ((1, 0), (-1, -2))
+        except TypeError:
+            known = False
+        if not known:
             raise ArgumentError(f"axes must be (1, 0), got {_check.shown(axes)}; drop it")
         return self.T
 
