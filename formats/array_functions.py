@@ -14,7 +14,7 @@ from sparse24.formats import norms, vector_products
 
 def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> int:
     """What `numpy.count_nonzero` gives for all elements of a sparse array; waits for the device."""
-    if axis is not None or keepdims:
+    if axis is not None or _check.flag(keepdims, argument="keepdims"):
         given = "keepdims=" if axis is None else "axis="
         raise ArgumentError(
             f"numpy.count_nonzero takes no {given} with {type(a).__name__}; call "
@@ -25,7 +25,7 @@ def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> int:
 
 def copy(a: Any, order: Any = "K", subok: bool = False) -> Any:
     """What `numpy.copy` gives: an array of the same class that shares nothing, as ``A.copy()``."""
-    if order != "K":
+    if _check.is_an_array(order) or order != "K":
         raise ArgumentError(
             f"numpy.copy takes no order={_check.shown(order)} with {type(a).__name__}, whose "
             "layout is that of its format; leave it out, or copy its .toarray()"

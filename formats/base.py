@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from sparse24.formats import convert, vector_products
 from sparse24.formats.arithmetic import Arithmetic
 from sparse24.formats.array_functions import FUNCTIONS
 from sparse24.formats.refusals import Refusals
-from sparse24.formats.scipy_names import ScipyNames
+from sparse24.formats.scipy_names import ScipyNames, missing, way_to
 from sparse24.formats.ufuncs import Ufuncs
 
 
@@ -191,8 +192,11 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
         ArgumentError
             If `axes` is something else, or this is a batch.
         """
-        known = np.ndim(axes) == 1 and tuple(axes) in ((1, 0), (-1, -2))
-        if axes is not None and not known:
+        try:
+            known = axes is None or tuple(map(operator.index, axes)) in ((1, 0), (-1, -2))
+        except TypeError:
+            known = False
+        if not known:
             raise ArgumentError(f"axes must be (1, 0), got {_check.shown(axes)}; drop it")
         return self.T
 
@@ -231,6 +235,19 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+
+class WaysBack:
+    """For windows: names of other arrays, which they do not have, lead back to the n:m array."""
+
+    if not TYPE_CHECKING:  # as in `ScipyNames`
+
+        def __getattr__(self, name: str):
+            way = f".{name}" if hasattr(SparseArray, name) else way_to(name)
+            if way is None or name.startswith("_"):
+                return object.__getattribute__(self, name)  # which raises as it did before
+            way_out = f"use A{way} of the n:m array A, before A.windows(), or .toarray()"
+            raise missing(self, name, way_out)
 
 
 def made_by(array: Any, given: Any, maker: str) -> DTypeError:

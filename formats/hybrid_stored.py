@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _dtypes, _locks
+from sparse24 import _arrays, _check, _devices, _dtypes, _locks
 from sparse24._errors import DTypeError
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24.formats import hybrid_build, hybrid_checks
@@ -58,6 +58,7 @@ class HybridStored(SparseArray):
     @classmethod
     def build(cls, w, *, n_hint: int | None = None, dtype=None) -> Self:
         """Build from a dense, scipy or cupyx matrix; see `sparse24.hybrid`."""
+        n_hint = _checked_hint(n_hint)
         source = Source(w, dtype)
         choose = chooser(source.dtype, source.xp is not np, n_hint)
         stored, nnz = hybrid_build.build(source, choose)
@@ -73,12 +74,15 @@ class HybridStored(SparseArray):
             If the arrays do not fit together.
         DTypeError
             If `tiles` is something else.
+        ArgumentError
+            If `n_hint` is not a positive integer.
         """
         if not isinstance(tiles, ht.Tiles):
             raise DTypeError(
                 f"tiles must be those of a HybridArray, as H.tiles, got {type(tiles).__name__}; of "
                 "a matrix sparse24.hybrid makes one"
             )
+        n_hint = _checked_hint(n_hint)
         hybrid_checks.check(tiles)
         return cls(tiles, ht.count_nonzero(tiles), n_hint)
 
@@ -234,6 +238,10 @@ class HybridStored(SparseArray):
     def is_prepared(self, name: str) -> bool:
         """Whether `prepared` has already made the layout `name`."""
         return name in self._prepared
+
+
+def _checked_hint(n_hint: int | None) -> int | None:
+    return None if n_hint is None else _check.whole(n_hint, argument="n_hint", least=1)
 
 
 def chooser(dtype: _dtypes.DType, on_gpu: bool, n_hint: int | None) -> hybrid_build.Chooser:

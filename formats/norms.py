@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices
+from sparse24 import _arrays, _check, _devices, _dtypes, _storage
+from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError
 
 # The type of the sums, so that squares of float16 stay finite; int8 gives float64, as in NumPy.
@@ -29,16 +30,12 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     keepdims = _check.flag(keepdims, argument="keepdims")
     axes = _axes(axis, x)
     way = _way(ord, x, axes, axis)
-    wide = x.astype(_WORK.get(x.dtype.name, "float32"))
+    work = _dtypes.lookup(_WORK.get(x.dtype.name, "float32"))
     with _devices.on_device(x.device):
-        if not x.size:
-            found = _of_none(wide, ord, axis, keepdims=keepdims)
-        elif way == _EUCLIDEAN:
-            found = _euclidean(wide, axes, keepdims=keepdims)
-        elif len(axes) == 1:
-            found = getattr(abs(wide), way)(axis=axes, keepdims=keepdims)
+        if x.size and way == _EUCLIDEAN and len(axes) == x.ndim:
+            found = _of_all(x, work, keepdims=keepdims)
         else:
-            found = _of_sums(wide, axes, *way, keepdims=keepdims)
+            found = _along(x.astype(work.name), ord, axis, axes, way, keepdims=keepdims)
         return found.astype(np.float16) if x.dtype == np.float16 else found
 
 
@@ -68,13 +65,26 @@ def _way(ord: Any, x: Any, axes: tuple[int, ...], axis: Any) -> Any:
     )
 
 
-def _euclidean(x: Any, axes: tuple[int, ...], *, keepdims: bool) -> Any:
-    """The root of the sum of squares; of all elements from those that are stored."""
-    xp = _arrays.namespace(x._elements()[0])
-    if len(axes) < x.ndim:
-        return xp.sqrt(x.square().sum(axis=axes, keepdims=keepdims))
-    found = xp.sqrt(sum(xp.square(elements).sum() for elements in x._elements()))
+def _of_all(x: Any, work: DType, *, keepdims: bool) -> Any:
+    """The root of the sum of the squares of all elements, from those that are stored."""
+    held = x._elements()
+    if x._dtype is not work:
+        held = [_storage.converted(elements[None], x._dtype, work) for elements in held]
+    xp = _arrays.namespace(held[0])
+    found = xp.sqrt(sum(xp.square(elements).sum() for elements in held))
     return found.reshape((1,) * x.ndim) if keepdims else found
+
+
+def _along(x: Any, ord: Any, axis: Any, axes: tuple[int, ...], way: Any, *, keepdims: bool) -> Any:
+    """The norm along some axes, or by way of sums."""
+    if not x.size:
+        return _of_none(x, ord, axis, keepdims=keepdims)
+    if way == _EUCLIDEAN:
+        xp = _arrays.namespace(x._elements()[0])
+        return xp.sqrt(x.square().sum(axis=axes, keepdims=keepdims))
+    if len(axes) == 1:
+        return getattr(abs(x), way)(axis=axes, keepdims=keepdims)
+    return _of_sums(x, axes, *way, keepdims=keepdims)
 
 
 def _of_sums(x: Any, axes: tuple[int, ...], place: int, extreme: str, *, keepdims: bool) -> Any:

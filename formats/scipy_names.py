@@ -32,6 +32,17 @@ OF_OTHERS = {
 }  # fmt: skip
 
 
+def way_to(name: str) -> str | None:
+    """What stands in the place of an attribute of other arrays; None for other names."""
+    return f".tocsr().{name}" if name in ONLY_OF_SCIPY else OF_OTHERS.get(name)
+
+
+def missing(array: Any, name: str, way_out: str) -> AttributeError:
+    """The error of an attribute that an array does not have."""
+    text = f"{type(array).__name__!r} object has no attribute {name!r}; {way_out}"
+    return AttributeError(text, name=name, obj=array)
+
+
 class ScipyNames:
     """Methods of SciPy's arrays and of its `LinearOperator`; for others the way to them."""
 
@@ -108,8 +119,7 @@ class ScipyNames:
     if not TYPE_CHECKING:  # which knows all attributes, and would take any name for one
 
         def __getattr__(self, name: str):
-            way = f".tocsr().{name}" if name in ONLY_OF_SCIPY else OF_OTHERS.get(name)
+            way = way_to(name)
             if way is None:
                 return object.__getattribute__(self, name)  # which raises as it did before
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{text}; use {way}", name=name, obj=self)
+            raise missing(self, name, f"use {way}")

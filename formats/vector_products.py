@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from sparse24 import _arrays, _check
+from sparse24 import _arrays, _check, _foreign
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24.formats.refusals import Refusals
 
@@ -32,7 +30,7 @@ def _vectors(x: Any, matrix: Any, *, axis: int, name: str) -> Any:
             f"numpy.{name} takes dense vectors with {type(matrix).__name__}, got "
             f"{type(x).__name__}; multiply matrices with @"
         )
-    x = _array(x)
+    x = _array(x, "vectors")
     k = matrix.shape[axis]
     if not x.ndim or x.shape[-1] != k:
         raise ShapeError(
@@ -42,14 +40,14 @@ def _vectors(x: Any, matrix: Any, *, axis: int, name: str) -> Any:
     return x
 
 
-def _array(x: Any) -> Any:
+def _array(x: Any, argument: str) -> Any:
     """Numbers in lists as an array; arrays of any library unchanged."""
-    return x if hasattr(x, "ndim") else np.asarray(x)
+    return x if _check.is_an_array(x) else _foreign.take(x, argument=argument)[0]
 
 
 def inner(a: Any, b: Any, /) -> Any:
     """What `numpy.inner` gives where the right operand is a vector or a matrix."""
-    a, b = _array(a), _right("inner", b)
+    a, b = _array(a, "a"), _right("inner", b)
     return a @ (b if b.ndim == 1 else b.T)
 
 
@@ -60,12 +58,12 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
             f"numpy.tensordot takes axes=1 alone with sparse arrays, got {_check.shown(axes)}; "
             "multiply with @, or use .toarray()"
         )
-    return _array(a) @ _right("tensordot", b)
+    return _array(a, "a") @ _right("tensordot", b)
 
 
 def _right(name: str, b: Any) -> Any:
     """The right operand, with which these two functions are a product by @."""
-    b = _array(b)
+    b = _array(b, "b")
     if b.ndim not in (1, 2):
         raise ShapeError(
             f"the right operand of numpy.{name} must have one or two axes with sparse arrays, got "

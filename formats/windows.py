@@ -30,14 +30,14 @@ from sparse24 import (
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24._options import NO_OPTIONS, Call
 from sparse24.formats import convert
-from sparse24.formats.base import densified
+from sparse24.formats.base import WaysBack, densified
 from sparse24.formats.n_m_parts import as_24
 from sparse24.formats.refusals import Refusals
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.formats.ufuncs import Ufuncs
 
 
-class Windows24(Refusals):
+class Windows24(WaysBack, Refusals):
     """An n:m matrix with n <= m - 2 and m even, stored exactly as 2:4 over a longer k.  Immutable.
 
     Made by `NMArray.windows` or `from_dense`.  ``W @ b`` (``x @ W`` for ``axis=-2``)

@@ -227,8 +227,8 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
     if not isinstance(A, SparseArray):
         _check.is_array(A, argument="A")
         _check.at_least_2d(A.shape, argument="A")
-        if _arrays.is_sparse_matrix(A):
-            _foreign.take(A, argument="A")  # refuses it, and says what to make of it
+        if _arrays.is_sparse_matrix(A) or not hasattr(A, "mT"):
+            A, _ = _foreign.take(A, argument="A")  # refuses most, and says what to make of them
     _gradients.refuse(x, "x")
     _gradients.refuse(bias, "bias")
     shape = () if isinstance(x, type) else getattr(x, "shape", ())

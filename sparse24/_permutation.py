@@ -95,7 +95,13 @@ def _columns(w, scores):
     parts: list[Any] = []
     sequence = isinstance(w, Sequence)
     weights = w if sequence else [w]
-    scores = [None] * len(weights) if scores is None else scores if sequence else [scores]
+    if scores is None or not sequence:
+        scores = [scores] * len(weights)
+    elif not hasattr(scores, "__len__") or not getattr(scores, "ndim", 1):
+        raise ArgumentError(
+            "scores must be a sequence of arrays, one for each of those in w, got "
+            f"{_check.shown(scores)}"
+        )
     if not len(weights) or len(scores) != len(weights):
         raise ArgumentError(
             "w must hold at least one weight, and scores as many arrays as w, got "

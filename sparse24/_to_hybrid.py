@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _arrays, _check, _foreign_streams
+from sparse24 import _arrays, _foreign_streams
 
 
 def hybrid(w, *, n_hint: int | None = None, dtype=None):
@@ -76,7 +76,6 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     """
     from sparse24.formats.hybrid import HybridArray
 
-    n_hint = None if n_hint is None else _check.whole(n_hint, argument="n_hint", least=1)
     home = w.data if _arrays.is_cupyx_sparse(w) else w  # where and in whose order work goes
     with _foreign_streams.stream_of(home):
         made = HybridArray.build(w, n_hint=n_hint, dtype=dtype)

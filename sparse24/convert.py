@@ -96,7 +96,8 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
     >>> s24.convert.from_bitmask(np.array([1.0, 2, 3, 4]), bits, (1, 8)).toarray()
     array([[1., 2., 0., 0., 3., 0., 0., 4.]])
     """
-    flat = shape.reshape(-1) if getattr(shape, "ndim", 1) == 2 else shape
+    column = getattr(shape, "ndim", 1) == 2
+    flat = _host(shape, "shape").reshape(-1) if column else shape
     m, k = _check.sizes(flat, argument="shape", count=2)
     values, bitmask = _host(values, "values"), _host(bitmask, "bitmask")
     if bitmask.dtype != np.uint8 or bitmask.shape != (m, -(-k // 8)):

@@ -109,6 +109,8 @@ def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0)
         If the error is larger; names both.
     ShapeError
         If the shapes differ.
+    ArgumentError
+        If `factor` is not a number.
 
     Examples
     --------
@@ -117,6 +119,7 @@ def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0)
     >>> dense = A.toarray()
     >>> s24.testing.assert_accurate(A @ b, dense.astype(float) @ b, rival=dense @ b)
     """
+    factor = _check.number(factor, argument="factor")
     ours, theirs = relative_error(actual, exact), relative_error(rival, exact)
     dtype = _dtypes.TABLE.get(_arrays.to_numpy(actual, argument="actual").dtype.name)
     # Where the rival happens to be exact, one rounding of the result is still allowed.

@@ -107,6 +107,43 @@ def test_a_family_has_matrices_only(shape):
         families.make("iid", (4, 4), zeros="half")
 
 
+class Shaped:
+    """What has the names of an array, and no elements."""
+
+    shape, dtype = (4, 8), np.dtype("float32")
+
+
+def test_nonsense_is_named():
+    w = np.ones((4, 8))
+    windows = s24.compress(w, pattern=(6, 8), on_excess="prune").windows()
+    for call, error, words in (
+        (
+            lambda: s24.find_permutation([w], scores=np.array(1.0)),
+            s24.ArgumentError, r"scores must be a sequence of arrays, one for .*, got array\(1",
+        ),
+        (
+            lambda: s24.random((4, 8), rng=0).transpose(([1], [1, 2])),
+            s24.ArgumentError, r"axes must be \(1, 0\), got \(\[1\], \[1, 2\]\)",
+        ),
+        (
+            lambda: s24.HybridArray.build(w, n_hint="x"),
+            s24.ArgumentError, "n_hint must be a whole number from 1 on, got 'x'",
+        ),
+        (
+            lambda: s24.HybridArray.from_tiles(s24.hybrid(w).tiles, n_hint=0),
+            s24.ArgumentError, "n_hint must be a whole number from 1 on, got 0",
+        ),
+        (lambda: s24.convert.from_bitmask(w, w, windows), s24.DTypeError, "Windows24 is not conv"),
+        (
+            lambda: testing.assert_accurate(w, w, rival=w, factor="x"),
+            s24.ArgumentError, "factor must be a number, got 'x'",
+        ),
+        (lambda: s24.linear(w, Shaped()), s24.DTypeError, "A must be an array, got Shaped"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            call()
+
+
 def test_relative_error_does_not_broadcast():
     with pytest.raises(s24.ShapeError, match=r"actual must have the shape of exact, \(8, 4\)"):
         testing.relative_error(np.ones(4), np.ones((8, 4)))

@@ -88,7 +88,7 @@ def test_the_gradient_is_that_of_the_kept_squares(device, dtype, layout, shape):
         unpacked(parts, *shape), unpacked([rows, parts[1], columns, parts[3]], *shape)
     ):
         want = gradient.double() * 2 * squares.double().sqrt()
-        # Three roundings to this type on the CPU, one on a GPU.
+        # Two roundings to this type on the CPU, one on a GPU.
         torch.testing.assert_close(got.double(), want, rtol=4 * torch.finfo(dtype).eps, atol=1e-7)
         assert not torch.signbit(got[got == 0]).any() or device == "cpu"
 

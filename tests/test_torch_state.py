@@ -233,6 +233,17 @@ def test_soft_layers_without_memory_are_scaled_when_they_get_it():
     assert layer.scale == S.soft_threshold_scale(layer.weight)
 
 
+@pytest.mark.parametrize("masked", ["x", 3, torch.tensor([1, 0])], ids=str)
+def test_a_state_says_yes_or_no_to_masked(masked):
+    model = torch.nn.Sequential(masked_layer())
+    state = model.state_dict()
+    with pytest.raises(ArgumentError, match=r"^0\.masked must be one of True, False, got"):
+        model.load_state_dict({**state, "0.masked": masked})
+    for yes in (True, torch.tensor([True]), torch.tensor(1.0)):
+        model.load_state_dict({**state, "0.masked": yes})
+        assert model[0]._way == "masked"
+
+
 def test_the_way_of_a_mask_is_checked():
     layer = st.SparseLinear(8, 8)
     with pytest.raises(ArgumentError, match="way must be one of None, 'weight', 'masked', 'dense'"):

@@ -142,6 +142,17 @@ def test_what_is_no_vector_is_named(make, rng):
 
 
 @needs_matvec
+@pytest.mark.parametrize("name", ["matvec", "inner", "tensordot"])
+def test_what_is_no_array_is_named(name):
+    a, options = s24.random((4, 8), rng=0), {"axes": 1} if name == "tensordot" else {}
+    for wrong, error in (([1, [2]], s24.ShapeError), (None, s24.DTypeError), ("x", s24.DTypeError)):
+        with pytest.raises(error, match=r"(vectors|b) must be an array"):
+            getattr(np, name)(a, wrong, **options)
+    with pytest.raises(s24.DTypeError, match="must be an array, got type"):
+        getattr(np, name)(a, np.float32, **options)
+
+
+@needs_matvec
 def test_vectors_in_lists_and_of_torch(rng):
     torch = pytest.importorskip("torch")
     a = s24.compress(rng.standard_normal((3, 4)), on_excess="prune")

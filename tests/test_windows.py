@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -69,6 +71,20 @@ def test_windows_give_the_bits_of_nan_back():
     bits = np.array([[0x7F800001, 0xFFC12345, 0, 0, 0x7F800000, 0x80000001, 0, 0]], np.uint32)
     array = s24.compress(bits.view(np.float32), pattern=(6, 8))
     np.testing.assert_array_equal(array.windows().toarray().view(np.uint32), bits)
+
+
+def test_names_of_other_arrays_lead_to_the_array_before(rng):
+    windows = s24.compress(rng.random((4, 8)), pattern=(6, 8), on_excess="prune").windows()
+    for name, way in (
+        ("astype", ".astype"), ("to_device", ".to_device"), ("sum", ".sum"),
+        ("cuda", '.to_device("cuda")'), ("diagonal", ".tocsr().diagonal"),
+    ):  # fmt: skip
+        assert not hasattr(windows, name)
+        words = rf"no attribute '{name}'; use A{re.escape(way)} of the n:m array A, before A\.win"
+        with pytest.raises(AttributeError, match=words):
+            getattr(windows, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'asytpe'$"):
+        windows.asytpe  # noqa: B018
 
 
 def test_windows_meet_numpy_and_scipy_as_other_formats_do(rng):

@@ -53,7 +53,7 @@ def parts_of(record: Compressed24):
     return values, _storage.packed(record)
 
 
-def tensors_of(record) -> list[Tensor]:
+def tensors_of(record: Compressed24) -> list[Tensor]:
     """The tensors of `parts_of`."""
     values, codes = parts_of(record)
     return [typed(values, getattr(torch, record.dtype.name)), _foreign.to_torch(codes)]

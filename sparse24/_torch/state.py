@@ -65,6 +65,9 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     weight, mask = (state_dict.get(f"{prefix}{key}") for key in ("weight", "mask"))
     clock, masked = (state_dict.get(f"{prefix}{key}") for key in OWN)
     _refuse_packed(weight, prefix)
+    if mask is not None and masked is not None:
+        number = masked.squeeze() if isinstance(masked, Tensor) else masked
+        masked = _check.flag(number, argument=f"{prefix}masked")
     made = mask is not None and layer.mask is None and layer.takes_masks
     if made:
         with torch.inference_mode(False):  # else the layer could not learn with it
