@@ -52,7 +52,7 @@ template <int COUNT> void keep_nonzero(const unsigned (&old)[COUNT], unsigned (&
     }
 }
 
-// A square root that keeps subnormal numbers, which -ftz=true, CuPy's option, would flush.
+// The root of a subnormal number is a normal one; with -ftz=true, CuPy's option, sqrtf would give zero.
 float root(float x) {
     float y;
     asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -218,6 +218,7 @@ def _values_like(record: Compressed24, x, derivative: bool):
     if not _arrays.is_cupy(x):
         from sparse24.kernels import reference
 
+        assert not derivative
         return reference.like(_storage.canonical(record), x)
     from sparse24.kernels import like as kernel
 

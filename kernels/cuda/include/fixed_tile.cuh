@@ -27,7 +27,7 @@ constexpr int kRowRank[4] = {0, 1, 6, 36}, kColumnRank[4] = {3, 2, 1, -1};
 //                     bits 4-7    code of column i
 struct TileChoices {
     unsigned select[kChoices + 1][4] = {}, codes[kChoices + 1] = {};
-    unsigned char legal[96] = {};  // the 90 choices that are masks, from the smallest on, and the largest again
+    unsigned char legal[96] = {};  // the 90 choices that are masks, in ascending order, and the last again
     unsigned pairs[96] = {};       // byte r: 6 r + p_r, which pair of row r a legal choice keeps
 
     constexpr TileChoices() {
