@@ -244,10 +244,11 @@ def _shared_with_torch(array: Any) -> Any:
     except TypeError as error:
         raise DTypeError(f"a must hold numbers that torch has, got {array.dtype}") from error
     except ValueError as error:  # negative strides, or the byte order of other machines
+        library = _arrays.namespace(array).__name__
         raise ArgumentError(
             "a must have strides that are not negative, and the byte order of this machine, as it "
-            "shares its memory with the tensor; pass numpy.array(a, a.dtype.newbyteorder('='), "
-            "order='C'), which is a copy"
+            f"shares its memory with the tensor; pass {library}.array(a, "
+            "a.dtype.newbyteorder('='), order='C'), which is a copy"
         ) from error
 
 
