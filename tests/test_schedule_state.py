@@ -120,6 +120,36 @@ def test_state_is_small_and_versioned():
         scheduler.load_state_dict(saved)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        S.OneShot(0.5, at=3),
+        S.CubicScheduler(0.5, start=2, stop=8),
+        S.dense_sparse_dense(0.5, start=0, stop=8, every=2),
+    ],
+)
+def test_flips_that_a_new_sparsity_needs_are_below_any_limit(schedule):
+    telemetry = S.Telemetry(flip_limit=0.0)
+    recipe = S.Recipe(schedule, pattern=S.Elastic(least=2))
+    scheduler = S.MaskScheduler(recipe, telemetry=telemetry)
+    weights = np.random.default_rng(0).standard_normal((64, 128))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", S.MaskWarning)
+        for _ in range(10):
+            scheduler.step(weights={"a": weights})
+    assert max(telemetry.column("flip_rate")[1:]) > 0.1
+
+
+def test_more_flips_than_a_new_sparsity_needs_are_told():
+    telemetry = S.Telemetry(flip_limit=0.1)
+    recipe = S.Recipe(S.StepScheduler({0: 0.5, 1: 0.75}), pattern=S.Unstructured())
+    scheduler = S.MaskScheduler(recipe, telemetry=telemetry)
+    scheduler.step(weights={"a": np.arange(1.0, 17.0).reshape(4, 4)})
+    words = r"50.0% of .* at step 1 beside those of the new sparsity, 25.0%, more than .*; raise"
+    with pytest.warns(S.MaskWarning, match=words):  # 8 leave, and the 4 that are kept come back
+        scheduler.step(weights={"a": np.arange(16.0, 0.0, -1.0).reshape(4, 4)})
+
+
 def test_telemetry(tmp_path):
     assert list(inspect.signature(S.Telemetry).parameters) == ["flip_limit", "live"]
     telemetry = S.Telemetry(flip_limit=0.01)

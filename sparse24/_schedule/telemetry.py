@@ -40,8 +40,9 @@ class Telemetry:
     Parameters
     ----------
     flip_limit : float, optional
-        Warn when more than this share of a layer's mask flips in an update (step 0 aside);
-        a high flip rate late in training shows that masks do not settle [1]_.
+        Warn when more than this share of a layer's mask flips in an update, besides the flips
+        that a new sparsity needs, as on a ramp or where a mask is lifted; a high flip rate late
+        in training shows that masks do not settle [1]_.
     live : bool, default False
         Redraw the plot at every update; needs matplotlib.
 
@@ -84,17 +85,24 @@ class Telemetry:
             row["flips"] = None if _is_nan(event.flips) else int(event.flips)
             row["kept_norm"] = float(event.kept_norm)
             row["flip_rate"] = None if row["flips"] is None else row["flips"] / max(1, event.size)
-            self.rows.append(row)
             self._check(row)
+            self.rows.append(row)
         if events and self.live:
             self.plot(self._axes)
 
     def _check(self, row: dict[str, Any]) -> None:
-        rate, limit = row["flip_rate"], self.flip_limit
-        if limit is not None and rate is not None and row["step"] and rate > limit:
+        limit = self.flip_limit
+        before = next((old for old in reversed(self.rows) if old["name"] == row["name"]), None)
+        if limit is None or row["flips"] is None or before is None:
+            return
+        needed = abs(row["nnz"] - before["nnz"])
+        rate = (row["flips"] - needed) / max(1, row["size"])
+        if rate > limit:
+            share = needed / row["size"]
+            but = f" beside those of the new sparsity, {share:.1%}," if needed else ","
             warnings.warn(
-                f"{row['name']}: {rate:.1%} of the mask flipped at step {row['step']}, "
-                f"more than flip_limit={limit:.1%}",
+                f"{row['name']}: {rate:.1%} of the mask flipped at step {row['step']}{but} "
+                f"more than flip_limit={limit:.1%}; raise the decay, or renew masks less often",
                 MaskWarning,
                 stacklevel=4,
             )
