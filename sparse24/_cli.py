@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # one that has no × shows a question mark
             stream.reconfigure(errors="replace")
-    options = parser().parse_args(arguments)
+    options, unknown = parser().parse_known_args(arguments)
+    if unknown:  # parse_args would show the usage of the program, without the command's options
+        options.command.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = options.run(options)
         if sys.stdout is not None:  # closed by whoever called
@@ -72,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     inspect.set_defaults(run=_commands.inspect)
     _add_advise(commands)
     _add_bench(commands)
+    for command in commands.choices.values():
+        command.set_defaults(command=command)
     return root
 
 

@@ -222,7 +222,10 @@ def _rule(on_excess, scores, mask, like, x):
         return "scores", _prune_methods.checked_scores(scores, x)
     if like is not None:
         if not isinstance(like, Sparse24Array):
-            raise ArgumentError(f"like must be a Sparse24Array, got {type(like).__name__}")
+            raise ArgumentError(
+                f"like must be a Sparse24Array, got {type(like).__name__}; for the non-zeros of a "
+                "dense array pass mask=like != 0"
+            )
         _check.same_shape(x.shape, like.shape, argument="x", other="like")
         return "mask", like.mask()
     if mask is not None:

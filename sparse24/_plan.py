@@ -27,7 +27,7 @@ from sparse24._matmul import check_algorithm
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._promotion import promoted_integers
 from sparse24._target import Result, restored
-from sparse24.formats.base import densified
+from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -179,6 +179,8 @@ def plan(
     """
     if not isinstance(a, Sparse24Array):
         way_out = "make one with sparse24.compress"
+        if isinstance(a, SparseArray):
+            way_out = "arrays of other formats compile their kernels in the first product"
         if isinstance(b_spec, Sparse24Array):
             way_out = "x @ A.T is the transpose of A @ x.T: plan(A, x.T, out_order='column')"
         raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; {way_out}")
@@ -243,9 +245,12 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
 
     Examples
     --------
-    >>> import sparse24 as s24
-    >>> with s24.autotune(enabled=False):
-    ...     pass
+    >>> import numpy as np, sparse24 as s24
+    >>> A, x = s24.random((64, 32), rng=0), np.ones((32, 8), np.float32)
+    >>> with s24.autotune(enabled=A.device != "cpu"):    # here on the CPU, so nothing is measured
+    ...     y = A @ x
+    >>> y.shape
+    (64, 8)
     """
     if not _check.flag(enabled, argument="enabled"):
         yield

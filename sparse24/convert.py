@@ -141,7 +141,9 @@ def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
     (array([[1., 2., 3., 4.]]), array([[147]], dtype=uint8))
     """
     if not isinstance(a, Sparse24Array):
-        raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}")
+        raise ArgumentError(
+            f"a must be a Sparse24Array, got {type(a).__name__}; make one with sparse24.compress"
+        )
     a = a.to_device("cpu")
     if a.ndim != 2 or a.axis != -1 or a.shape[1] % _spec.GROUP:
         raise ShapeError(

@@ -75,6 +75,8 @@ def test_mask_and_like(rng):
         s24.compress(x, mask=mask.astype(np.int8))
     with pytest.raises(s24.ArgumentError, match="not two"):
         s24.compress(x, mask=mask, like=a)
+    with pytest.raises(s24.ArgumentError, match=r"like must be .*got ndarray; .*mask=like != 0"):
+        s24.compress(x, like=a.toarray())
 
 
 @pytest.mark.stem("compress")

@@ -89,6 +89,16 @@ def test_sizes_are_whole_numbers(number, capsys):
     assert "must be M,K,N" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["convert", "a.npz", "b.npz", "--wrong"], ["inspect", "a", "b"]])
+def test_an_unknown_argument_shows_the_usage_of_its_command(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        _cli.main(words)
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert f"usage: python -m sparse24 {words[0]} [-h]" in shown
+    assert f"unrecognized arguments: {words[-1]}" in shown
+
+
 @pytest.mark.parametrize(
     "words",
     [["inspect", ""], ["advise", ""], ["convert", "", "out.npz"], ["convert", "in.npz", ""]],

@@ -40,6 +40,8 @@ def test_plans_execute_on_the_cpu(rng):
     np.testing.assert_array_equal(p.execute(x), a @ x)
     with pytest.raises(s24.ArgumentError, match="must be a Sparse24Array"):
         s24.plan(np.ones((4, 4)), ((4, 4), np.float32))
+    with pytest.raises(s24.ArgumentError, match="got HybridArray; arrays of other formats compile"):
+        s24.plan(s24.hybrid(np.eye(4)), ((4, 4), np.float64))
     with pytest.raises(s24.ArgumentError, match="b_spec must be an array, or its shape and dtype"):
         s24.plan(a, (32, 4, np.float32))
 

@@ -121,10 +121,12 @@ def test_parts_of_another_kind_are_refused(name, part, words):
         S.Recipe(**{name: part})
 
 
-@pytest.mark.parametrize("rules", [None, "rigl", S.Recipe, {"*": "rigl"}, [S.Recipe()]])
+@pytest.mark.parametrize(
+    "rules", [None, "rigl", S.Recipe, {"*": "rigl"}, [S.Recipe()], S.OneShot(0.5)]
+)
 def test_rules_are_recipes(rules):
     for make in (S.MaskScheduler, lambda rules: S.AsyncScheduler(rules, {"w": np.ones((4, 8))})):
-        with pytest.raises(ArgumentError, match="rules must be a Recipe, or a mapping"):
+        with pytest.raises(ArgumentError, match=r"rules must be a Recipe, or .*; of a schedule"):
             make(rules)
 
 

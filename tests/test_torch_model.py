@@ -24,6 +24,7 @@ from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
     ArgumentError,
+    DTypeError,
 )
 
 F = torch.nn.functional
@@ -52,6 +53,10 @@ def test_sparsify_and_back():
     with pytest.raises(ArgumentError, match=r"no linear layer is named \['head'\]"):
         st.sparsify(net, {"0": {}, "head": {}})
     assert not st.sparse_layers(net)  # what is refused changes nothing
+    with pytest.raises(ArgumentError, match=r"must have a torch.nn.Linear.*got a Conv2d without"):
+        st.sparsify(torch.nn.Conv2d(4, 4, 3), {"*": {}})
+    with pytest.raises(DTypeError, match=r"got Linear; pass a tensor of it, such as its \.weight"):
+        st.to_sparse_semi_structured(net[0])
 
 
 def test_a_layer_in_two_places_is_one_layer():

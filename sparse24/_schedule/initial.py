@@ -130,7 +130,7 @@ def by_pattern(rules: Rules) -> Mapping[str, Recipe | None]:
     ):
         raise ArgumentError(
             "rules must be a Recipe, or a mapping of name patterns to recipes or None, "
-            f"got {_check.shown(rules)}"
+            f"got {_check.shown(rules)}; of a schedule make one with Recipe(schedule)"
         )
     return found
 

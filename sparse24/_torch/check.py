@@ -27,6 +27,8 @@ def check_tensor(given, argument: str) -> None:
         kind, way_out = type(given).__name__, "use torch.as_tensor"
         if isinstance(given, SparseArray):
             way_out = "sparse24.linear and sparse24.grouped_linear multiply it as it is"
+        elif isinstance(given, torch.nn.Module):
+            way_out = "pass a tensor of it, such as its .weight"
         raise DTypeError(f"{argument} must be a torch.Tensor, got {kind}; {way_out}")
     if given.is_nested:
         raise DTypeError(

@@ -91,6 +91,11 @@ def _check_rules(rules) -> None:
 
 def _unused(model: torch.nn.Module, patterns: set[str]) -> ArgumentError:
     """The error of patterns that no layer is left for."""
+    if not any(isinstance(layer, torch.nn.Linear) for layer in model.modules()):
+        return ArgumentError(
+            f"model must have a torch.nn.Linear to replace, got a {type(model).__name__} without "
+            "one; layers of other types stay dense"
+        )
     named = (m for name, m in model.named_modules() if any(fnmatchcase(name, p) for p in patterns))
     kinds = {type(layer) for layer in named if isinstance(layer, torch.nn.Linear)}
     others = ", ".join(sorted(kind.__name__ for kind in kinds - {torch.nn.Linear}))
