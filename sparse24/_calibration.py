@@ -42,6 +42,14 @@ class Calibration:
     norms : ndarray, shape (k,)
         Euclidean norm of each input feature over all inputs.
 
+    Raises
+    ------
+    ShapeError, DTypeError
+        If a batch is not of numbers, or does not fit the batches before or its targets.
+    ArgumentError
+        If some batches come with targets and others without, or `hessian` or `norms` is read
+        before there are inputs.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

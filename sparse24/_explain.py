@@ -45,7 +45,8 @@ def explain(
         As for `matmul`; one of them is sparse.  Nothing is multiplied.
     out, c, alpha, beta, dtype, epilogue, scales, algorithm, a_dtype, b_dtype, fast_accumulation
         As for `matmul`: pass those of the call to explain, since the choice depends on types,
-        memory layouts and the epilogue.  Nothing is written.
+        memory layouts and the epilogue.  Nothing is written.  ``precision="tf32"`` of `matmul`
+        names its kernel itself, so it is not taken here.
     offsets, gated
         As for `grouped_matmul` and `grouped_linear`: `a` is then a stack, and `b` has tokens as
         columns, so pass ``x.T`` for tokens as rows.  Of the options above only `out`, `dtype`,

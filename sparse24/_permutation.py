@@ -28,6 +28,7 @@ def find_permutation(
     w : array, shape (m, k), or sequence of such
         A weight; or several that share their input and so must share the permutation.
     pattern : tuple (n, m), default (2, 4)
+        The pattern of the mask, as in `prune`.
     scores : array like `w`, optional
         Non-negative scores whose kept sum is maximised, instead of the magnitudes.
     rounds : int, default 200

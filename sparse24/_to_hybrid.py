@@ -17,14 +17,14 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     Parameters
     ----------
     w : array or sparse matrix, shape (m, k)
-        NumPy or CuPy array, or a scipy or cupyx sparse matrix, of float16, bfloat16,
-        float32, float64 or int8.  Any strides.
+        NumPy, CuPy, torch or any DLPack array, any strides; or a scipy or cupyx sparse matrix.
+        Elements are float16, bfloat16, float32, float64 or int8; other types need `dtype`.
     n_hint : int, optional
         Expected number of columns of the dense operands, for which the tiles are stored; 16
-        if not given.
-        The kernel of a product is chosen by its own number of columns in any case.
+        if not given.  The kernel of a product is chosen by its own number of columns in any case.
     dtype : str or dtype, optional
-        Convert the elements first; nothing is narrowed unless this asks for it.
+        Convert the elements first, to one of these types; nothing is narrowed unless this asks
+        for it.
 
     Returns
     -------

@@ -45,7 +45,7 @@ print(A)
 
 # %%
 # ``values`` holds two elements of each group of four, ``metadata`` a 4-bit code with their
-# positions.
+# positions, two codes to a byte.
 
 print(A.values.shape, A.metadata.shape)
 print(f"{A.nbytes / weight.nbytes:.1%} of the dense bytes")

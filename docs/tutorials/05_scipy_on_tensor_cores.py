@@ -34,7 +34,9 @@ print(f"{weights.nnz / dense.size:.1%} non-zeros, 2:4: {s24.is_24(dense)}")
 # --------
 # Each tile is stored as empty, dense, 2:4 with a list of the elements that do not fit, a bitmap
 # with its non-zeros, or non-zeros with their places, whichever the cost model finds cheapest for
-# products with ``n_hint`` columns.
+# products with ``n_hint`` columns.  The line ``bands`` of the summary counts the tiles that are so
+# full that the dense kind is the cheapest, those so empty that a coded kind is, and between them
+# the *swing* tiles, for which both cost nearly the same.
 
 H = s24.hybrid(weights, n_hint=256)
 print(H.summary())

@@ -40,6 +40,7 @@ class AsyncScheduler:
     background : bool, default True
         Whether a thread computes the masks; with False `step` does, with the same results.
     seed : int, default 0
+        Of all that is drawn at random; the same on every rank.
     telemetry : Telemetry, optional
         Records the events of the masks as they come into use, which waits for their counts.
 

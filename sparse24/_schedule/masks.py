@@ -23,6 +23,7 @@ class MaskScheduler:
     rules : Recipe, or mapping of str to Recipe or None
         See `sparse24.schedule.init`.
     seed : int, default 0
+        Of all that is drawn at random; the same on every rank.
     telemetry : Telemetry, optional
         Records the events; without it, flips and norms are not measured.
     reduce : callable, optional
@@ -33,6 +34,12 @@ class MaskScheduler:
     masks : dict of str to boolean array
     events : tuple of Update
         Of the latest step.
+
+    Raises
+    ------
+    ArgumentError
+        If `rules` are no recipes, as a schedule alone is none, or another argument is of the
+        wrong kind.
 
     Examples
     --------

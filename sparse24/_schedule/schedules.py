@@ -151,6 +151,7 @@ class LinearScheduler(_Ramp):
     Parameters
     ----------
     target_sparsity : float, default 0.5
+        The share of zeros at the end, in [0, 1].
     init_sparsity : float, optional
         By default that of the `DynamicScheduler`, or 0.
     start, stop : int
@@ -174,6 +175,7 @@ class CubicScheduler(_Ramp):
     Parameters
     ----------
     target_sparsity : float, default 0.5
+        The share of zeros at the end, in [0, 1].
     init_sparsity : float, optional
         By default that of the `DynamicScheduler`, or 0.
     start, stop : int

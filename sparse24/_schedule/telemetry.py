@@ -51,6 +51,11 @@ class Telemetry:
     rows : list of dict
         One per layer and update; the keys are the columns of the CSV file.
 
+    Raises
+    ------
+    ArgumentError
+        If `flip_limit` is not in [0, 1].
+
     References
     ----------
     .. [1] Y. Hu et al., *Accelerating Transformer Pre-training with 2:4 Sparsity*, 2024.

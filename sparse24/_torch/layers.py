@@ -47,7 +47,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         See `linear`, also for `decay` where gradients accumulate or the loss is scaled.
     soft : bool
         S-STE [1]_: no mask, but a continuous projection of the weight to 2:4 that shrinks what
-        it keeps.  Needs a sparse weight, straight-through gradients and no 4x4 tiles.
+        it keeps.  Needs a sparse weight, straight-through gradients, no 4x4 tiles
+        and no decay.
 
     Attributes
     ----------
@@ -68,6 +69,11 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     scale : Tensor of shape (), or None
         In a soft layer: the factor that brings the first projection nearest to the weight.  Fitted
         anew to the weight of a state that has none.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is unknown or does not go with another; calls raise as `linear` does.
 
     Notes
     -----
