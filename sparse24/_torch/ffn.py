@@ -10,6 +10,7 @@ from sparse24._errors import DTypeError, ShapeError
 from sparse24._torch import ops
 from sparse24._torch.check import check_device, check_tensor
 from sparse24._torch.linear import autocast, tokens, unfolded
+from sparse24._torch.parts import in_type
 from sparse24._torch.squared_relu import pack_squared_relu, squared_relu_gradient
 from sparse24._torch.transforms import differentiable, first_derivative
 
@@ -40,6 +41,7 @@ class SquaredRelu(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             d_down = ops.product(parts, *shape, dy.t(), None, "x@A")
         if any(ctx.needs_input_grad[:3]):
+            down = in_type(down, dy.dtype)  # a narrower one has met wider activations
             rows, columns = squared_relu_gradient(parts, *shape, dy @ down)
             inner = [rows, parts[1], columns, parts[3]]
             dx = ops.product(inner, *shape, up, None, "A@b")
