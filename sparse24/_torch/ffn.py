@@ -8,7 +8,7 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._torch import ops
-from sparse24._torch.check import check_device, check_tensor
+from sparse24._torch.check import check_device, check_float, check_real, check_tensor, check_type
 from sparse24._torch.linear import autocast, tokens, unfolded
 from sparse24._torch.parts import in_type
 from sparse24._torch.squared_relu import pack_squared_relu, squared_relu_gradient
@@ -115,13 +115,16 @@ def feed_forward(
     up_bias = _check.bias(up_bias, up.shape[0], argument="up_bias")
     down_bias = _check.bias(down_bias, down.shape[0], argument="down_bias")
     check_device(x, up=up, down=down, up_bias=up_bias, down_bias=down_bias)
+    check_type(down, "down")
+    check_real(down_bias, "down_bias")
     x, up, up_bias = autocast(x, up, up_bias)
     types = [x.dtype, up.dtype] + ([] if up_bias is None else [up_bias.dtype])
-    if len(set(types)) > 1 or not x.is_floating_point():
+    if len(set(types)) > 1:
         raise DTypeError(
             "x, up and up_bias must be of one floating-point type, got "
             f"{', '.join(map(str, types))}; convert them, or use torch.autocast"
         )
+    check_float(x, "x")
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
     y = y if down_bias is None else (y + down_bias).to(y.dtype)
