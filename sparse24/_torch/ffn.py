@@ -8,6 +8,7 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._torch import ops
+from sparse24._torch.autograd import biased
 from sparse24._torch.check import check_device, check_float, check_real, check_tensor, check_type
 from sparse24._torch.linear import autocast, tokens, unfolded
 from sparse24._torch.parts import in_type
@@ -127,5 +128,5 @@ def feed_forward(
     check_float(x, "x")
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
-    y = y if down_bias is None else (y + down_bias).to(y.dtype)
+    y = y if down_bias is None else biased(y, down_bias)
     return unfolded(y, x)
