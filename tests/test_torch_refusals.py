@@ -197,6 +197,24 @@ def test_a_feed_forward_is_of_one_type(dtype):
         st.feed_forward(x, up, down, torch.ones(16).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.complex64])
+def test_a_feed_forward_is_of_a_type_in_which_torch_computes(dtype):
+    x, up, down = torch.ones(4, 8), torch.ones(16, 8), torch.ones(4, 16)
+    floats = rf"^x must be of one of the types float16, .*, float64, got {dtype}; use .*x\.to\("
+    with pytest.raises(DTypeError, match=floats):
+        st.feed_forward(x.to(dtype), up.to(dtype), down)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_second_layer_of_a_feed_forward_is_of_real_numbers_that_kernels_multiply():
+    x, up, down = torch.ones(4, 8), torch.ones(16, 8), torch.ones(4, 16)
+    for dtype in (torch.int64, torch.complex64):
+        with pytest.raises(DTypeError, match=rf"^down must be of one of .*, got {dtype}; use .*to"):
+            st.feed_forward(x, up, down.to(dtype))
+    with pytest.raises(DTypeError, match=r"^down_bias must hold real numbers, .* down_bias\.real"):
+        st.feed_forward(x, up, down, None, torch.ones(4, dtype=torch.complex64))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
 @pytest.mark.parametrize("sparse", ["weight", "activation", "masked"])
 @pytest.mark.parametrize("learns", [True, False])

@@ -105,6 +105,21 @@ def test_a_wider_gradient_is_narrowed(device):
     torch.testing.assert_close(x.grad, narrow.grad, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64, HALF])
+def test_a_narrower_weight_meets_wider_activations(device, wide):
+    x = draw((12, 20), wide, device)
+    up = (torch.randn(24, 20, device=device) / 4).to(wide)
+    down = torch.randn(8, 24, device=device).to(BRAIN)
+    found = []
+    for other in (down, down.to(torch.promote_types(wide, BRAIN))):
+        given = [operand.clone().requires_grad_() for operand in (x, up, other)]
+        st.feed_forward(*given).sum().backward()
+        assert all(operand.grad.dtype == operand.dtype for operand in given)
+        found.append([operand.grad.double() for operand in given])
+    for got, want in zip(*found):
+        torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+
+
 def test_tracing_knows_the_shapes(device):
     x = draw((12, 20), BRAIN, device)
     parts = pack_squared_relu(x)

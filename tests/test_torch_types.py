@@ -83,6 +83,24 @@ def test_a_wide_bias_of_a_feed_forward_widens_nothing():
     assert st.feed_forward(x, up, down, None, torch.ones(4)).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("sparse", ["weight", "activation", "masked", "feed forward"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_bias_may_be_of_fp8(sparse, dtype):
+    x, w = torch.ones(2, 8), torch.ones(4, 8)
+    found = []
+    for bias in (torch.arange(4.0).to(dtype), torch.arange(4.0)):
+        bias.requires_grad_()
+        if sparse == "feed forward":
+            y = st.feed_forward(x, torch.ones(8, 8), w, None, bias)
+        else:
+            y = st.linear(x, w, bias, sparse=sparse)
+        y.sum().backward()
+        assert bias.grad.dtype == bias.dtype
+        found += [y, bias.grad.float()]
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
 def test_an_unpruned_layer_refuses_what_a_sparse_one_does():
     layer = st.SparseLinear(8, 4)
     layer.set_mask(torch.ones(4, 8, dtype=torch.bool))

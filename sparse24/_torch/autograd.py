@@ -75,10 +75,12 @@ def through_mask(
     return dw if decay == 0.0 else dw + decay * (weight * ~mask)
 
 
-def _biased(y: Tensor, bias: Tensor) -> Tensor:
+def biased(y: Tensor, bias: Tensor) -> Tensor:
     """``y + bias`` in the type of y: a bias widens no sparse product."""
-    biased = y + bias  # torch 2.11 compiles a function that ends in an idle `to` without gradients
-    return biased if biased.dtype == y.dtype else biased.to(y.dtype)
+    if bias.is_floating_point() and bias.itemsize == 1:
+        bias = bias.to(y.dtype)  # torch adds no fp8
+    total = y + bias
+    return in_type(total, y.dtype)  # torch 2.11 compiles idle `to` at an end without gradients
 
 
 class ActivationLinear(torch.autograd.Function):
@@ -92,7 +94,7 @@ class ActivationLinear(torch.autograd.Function):
         ctx.save_for_backward(x.new_empty(0) if rule.straight else x, weight, *parts)
         ctx.shape = (t, k)
         y = ops.product(parts, t, k, weight.t(), None, "A@b")
-        return y if bias is None else _biased(y, bias)
+        return y if bias is None else biased(y, bias)
 
     @staticmethod
     @first_derivative((1,), (0,), ())  # of x, weight and bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from sparse24._grouped.offsets import check_shape
 from sparse24.formats.base import SparseArray
 
 _MULTIPLIED = frozenset(getattr(torch, name) for name in _dtypes.NAMES)
-_FLOATS = ("float16", "bfloat16", "float32", "float64")  # types in which experts learn
+_FLOATS = ("float16", "bfloat16", "float32", "float64")  # types in which torch multiplies
 
 
 def check_tensor(given, argument: str) -> None:
@@ -111,9 +112,9 @@ def check_linear(
             check_tensor(given, name)
     _check.layer_shapes(x.shape, weight.shape)
     check_device(x, weight=weight, bias=bias, mask=mask)
-    _check_type(x, "x")
-    _check_type(weight, "weight")
-    _check_real(bias)
+    check_type(x, "x")
+    check_type(weight, "weight")
+    check_real(bias)
     return _check.bias(bias, weight.shape[0])
 
 
@@ -121,25 +122,36 @@ def check_factor(x: Tensor, packed: Tensor, bias: Tensor | None) -> None:
     """Refuse what is multiplied with a packed matrix, and what is added, if no kernel takes it."""
     check_tensor(x, "x")
     check_device(x, **{"the Sparse24Tensor": packed, "bias": bias})
-    _check_type(x, "x")
+    check_type(x, "x")
     if bias is not None:
         check_tensor(bias, "bias")
-        _check_real(bias)
+        check_real(bias)
 
 
-def _check_type(x: Tensor, argument: str) -> None:
+def check_type(x: Tensor, argument: str) -> None:
+    """Refuse an operand of a type that no kernel multiplies."""
     if x.dtype not in _MULTIPLIED:
-        raise DTypeError(
-            f"{argument} must be of one of the types {', '.join(_dtypes.NAMES)}, got {x.dtype}; "
-            f"use for example {argument}.to(torch.float32)"
-        )
+        raise _of_another_type(x, argument, _dtypes.NAMES)
 
 
-def _check_real(bias: Tensor | None) -> None:
+def check_float(x: Tensor, argument: str) -> None:
+    """Refuse an operand of a type in which torch does not compute."""
+    if str(x.dtype).removeprefix("torch.") not in _FLOATS:
+        raise _of_another_type(x, argument, _FLOATS)
+
+
+def _of_another_type(x: Tensor, argument: str, types: Iterable[str]) -> DTypeError:
+    return DTypeError(
+        f"{argument} must be of one of the types {', '.join(types)}, got {x.dtype}; use for "
+        f"example {argument}.to(torch.float32)"
+    )
+
+
+def check_real(bias: Tensor | None, argument: str = "bias") -> None:
     """Torch would drop the imaginary parts, with a warning."""
     if bias is not None and bias.is_complex():
         raise DTypeError(
-            f"bias must hold real numbers, got {bias.dtype}; pass for example bias.real"
+            f"{argument} must hold real numbers, got {bias.dtype}; pass for example {argument}.real"
         )
 
 
@@ -155,11 +167,7 @@ def check_experts(
             f"{tuple(weight.shape)}; fold other axes of tokens by x.flatten(0, -2)"
         )
     for name, given in (("x", x), ("weight", weight)):
-        if str(given.dtype).removeprefix("torch.") not in _FLOATS:
-            raise DTypeError(
-                f"{name} must be of one of the types {', '.join(_FLOATS)}, got {given.dtype}; use "
-                f"for example {name}.to(torch.float32)"
-            )
+        check_float(given, name)
     if bias is not None:
         check_tensor(bias, "bias")
         if bias.shape != weight.shape[:2]:

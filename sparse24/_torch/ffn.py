@@ -8,8 +8,10 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._torch import ops
-from sparse24._torch.check import check_device, check_tensor
+from sparse24._torch.autograd import biased
+from sparse24._torch.check import check_device, check_float, check_real, check_tensor, check_type
 from sparse24._torch.linear import autocast, tokens, unfolded
+from sparse24._torch.parts import in_type
 from sparse24._torch.squared_relu import pack_squared_relu, squared_relu_gradient
 from sparse24._torch.transforms import differentiable, first_derivative
 
@@ -40,6 +42,7 @@ class SquaredRelu(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             d_down = ops.product(parts, *shape, dy.t(), None, "x@A")
         if any(ctx.needs_input_grad[:3]):
+            down = in_type(down, dy.dtype)  # a narrower one has met wider activations
             rows, columns = squared_relu_gradient(parts, *shape, dy @ down)
             inner = [rows, parts[1], columns, parts[3]]
             dx = ops.product(inner, *shape, up, None, "A@b")
@@ -113,14 +116,17 @@ def feed_forward(
     up_bias = _check.bias(up_bias, up.shape[0], argument="up_bias")
     down_bias = _check.bias(down_bias, down.shape[0], argument="down_bias")
     check_device(x, up=up, down=down, up_bias=up_bias, down_bias=down_bias)
+    check_type(down, "down")
+    check_real(down_bias, "down_bias")
     x, up, up_bias = autocast(x, up, up_bias)
     types = [x.dtype, up.dtype] + ([] if up_bias is None else [up_bias.dtype])
-    if len(set(types)) > 1 or not x.is_floating_point():
+    if len(set(types)) > 1:
         raise DTypeError(
             "x, up and up_bias must be of one floating-point type, got "
             f"{', '.join(map(str, types))}; convert them, or use torch.autocast"
         )
+    check_float(x, "x")
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
-    y = y if down_bias is None else (y + down_bias).to(y.dtype)
+    y = y if down_bias is None else biased(y, down_bias)
     return unfolded(y, x)
