@@ -21,8 +21,8 @@ def launch(x, row: DType, key: int) -> Compressed24:
     """Compress a sample of (..., m, k), a CuPy array of one of `DTYPES` and of any strides.
 
     A matrix whose columns are contiguous, as a gradient of (tokens, features) is when it is
-    turned, takes twice the time of its bytes, as does one whose rows are, on 16-byte boundaries.
-    The draw is a pure function of the 128 bits of `key`.
+    turned, takes a little more than twice the time of its bytes.  Rows on 16-byte boundaries are
+    read sixteen bytes at a time.  The draw is a pure function of the 128 bits of `key`.
     """
     xp = _arrays.cupy_module()
     *batch, m, k = x.shape
