@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import library  # noqa: E402
+
 from sparse24 import torch as st  # noqa: E402
 from sparse24._torch import ops  # noqa: E402
 from sparse24._torch import repack as torch_repack  # noqa: E402
@@ -123,5 +125,5 @@ def test_a_narrower_weight_meets_wider_activations(device, wide):
 def test_tracing_knows_the_shapes(device):
     x = draw((12, 20), BRAIN, device)
     parts = pack_squared_relu(x)
-    torch.library.opcheck(pack_squared_relu, (x,))
-    torch.library.opcheck(squared_relu_gradient, (parts, 12, 20, x))
+    library.opcheck(pack_squared_relu, (x,))
+    library.opcheck(squared_relu_gradient, (parts, 12, 20, x))

@@ -8,6 +8,9 @@ to torch's current stream, and memory comes from torch's pool.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -197,32 +200,31 @@ def _(parts, m, k):
 @operator
 def like(parts: list[Tensor], m: int, k: int, x: Tensor) -> list[Tensor]:
     """Values of `x` (m, k) in the places of a packed matrix, for each orientation it holds."""
-    return values_like(parts, m, k, x)
+    return each_way(_values_like, parts, m, k, x)
 
 
-def values_like(
-    parts: list[Tensor], m: int, k: int, x: Tensor, *, derivative: bool = False
+def each_way(
+    gathered: Callable[[Compressed24, Any], Any], parts: list[Tensor], m: int, k: int, x: Tensor
 ) -> list[Tensor]:
-    """`like`, from within an operator; with `derivative`, on a GPU, that of squared relu."""
+    """``gathered(record, x)``, arrays of values, for each orientation of a packed matrix."""
     with _foreign_streams.stream_of(x):
         array, dtype = _foreign.view_of(x), dtype_of(x)
         turns = ((parts[:2], m, k, array), (parts[2:], k, m, array.T))[: len(parts) // 2]
         found = []
         for (values, codes), rows, columns, turned in turns:
             record = record_of(values, codes, rows, columns, dtype)
-            found.append(typed(_values_like(record, turned, derivative), x.dtype))
+            found.append(typed(gathered(record, turned), x.dtype))
         return found
 
 
-def _values_like(record: Compressed24, x, derivative: bool):
+def _values_like(record: Compressed24, x):
     if not _arrays.is_cupy(x):
         from sparse24.kernels import reference
 
-        assert not derivative
         return reference.like(_storage.canonical(record), x)
     from sparse24.kernels import like as kernel
 
-    return parts_of(kernel.launch(record, x, derivative=derivative))[0]
+    return parts_of(kernel.launch(record, x))[0]
 
 
 @meaning_for_tracing("like")

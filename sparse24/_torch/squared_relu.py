@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from sparse24 import _foreign_streams
+from sparse24._records import Compressed24
 from sparse24._torch import ops
 from sparse24._torch import repack as torch_repack
 from sparse24._torch import replay as torch_replay
 from sparse24._torch.operators import meaning_for_tracing, operator
-from sparse24._torch.parts import empty_parts, in_type
+from sparse24._torch.parts import empty_parts, in_type, parts_of
 from sparse24._torch.settled import made
+from sparse24.kernels import like
 
 
 @operator
@@ -42,9 +44,13 @@ def squared_relu_gradient(parts: list[Tensor], m: int, k: int, gradient: Tensor)
     """
     gradient = in_type(gradient, parts[0].dtype)
     if gradient.is_cuda:
-        return ops.values_like(parts, m, k, gradient, derivative=True)
+        return ops.each_way(_times_derivative, parts, m, k, gradient)
     gathered = zip(ops.like(parts, m, k, gradient), parts[::2], strict=True)
     return [values * (2 * squares.sqrt()) for values, squares in gathered]
+
+
+def _times_derivative(squares: Compressed24, gradient):
+    return parts_of(like.launch(squares, gradient, derivative=True))[0]
 
 
 @meaning_for_tracing("squared_relu_gradient")
