@@ -14,6 +14,7 @@ from sparse24.kernels.compress import NULL, blocks, row_alignment, runs_by_colum
 from sparse24.kernels.decompress import codes_of, values_by_row
 
 NAME = "like"
+LOADS_OF_BLOCK = 4 * 256  # of under_mask: those of a thread, and threads
 
 
 def launch(
@@ -29,29 +30,45 @@ def launch(
     *batch, m, k = record.shape
     values = _arrays.empty_rows(xp, (*batch, m, _spec.values_per_row(k)), x.dtype)
     if x.size:
-        dense = x.reshape(-1, m, k)
-        by_columns = runs_by_columns(dense, x.itemsize)
-        parts = (dense.data.ptr, dense.strides[0], dense.strides[2])
-        if by_columns:
-            alignment = 4 if all(part % 4 == 0 for part in parts) else 0
-        else:
-            alignment = 16 if row_alignment(dense, x.itemsize) == 16 else 0
         codes, packed = codes_of(record)
-        name = "like_columns" if by_columns else "like_rows"
-        macros = defines(
-            record.dtype.name, packed=packed, alignment=alignment, nonzero=nonzero,
-            derivative=derivative,
-        )  # fmt: skip
-        old_arguments: tuple = (NULL, 0, 0)
-        if nonzero or derivative:
-            old = values_by_row(record)
-            old_arguments = (old, *old.strides[:2])
-        loader.function(NAME, name, macros)(
-            (dense.shape[0] * blocks(m, k, x.itemsize, by_columns),),
-            (256 if by_columns else 128,),
-            (dense, *dense.strides, codes, *old_arguments, values, values.strides[-2], m, k),
-        )
+        old = values_by_row(record) if nonzero or derivative else None
+        dense = x.reshape(-1, m, k)
+        gathering_call(
+            dense, codes, values, record.dtype, packed=packed,
+            old=old, nonzero=nonzero, derivative=derivative,
+        ).enqueue()  # fmt: skip
     return Compressed24(values, record.metadata, record.packed, record.shape, record.dtype)
+
+
+def gathering_call(
+    x, codes, values, row: DType, *, packed: bool = True, old=None,
+    nonzero: bool = False, derivative: bool = False, seen=None,
+) -> KernelCall:  # fmt: skip
+    """What writes the elements of `x`, (batch, m, k), that have codes to `values`, (..., m, n).
+
+    Rows of `values` begin on 16-byte boundaries.  `seen` is two int32, zeros, of which the first
+    becomes 1 if `x` has non-zeros elsewhere, and the second if it has infinities or NaNs.
+    Addresses and layouts of the arrays suffice.
+    """
+    batch, m, k = x.shape
+    by_columns = runs_by_columns(x, x.itemsize)
+    if by_columns:
+        parts = (x.data.ptr, x.strides[0], x.strides[2])
+        alignment = 4 if all(part % 4 == 0 for part in parts) else 0
+    else:
+        alignment = 16 if row_alignment(x, x.itemsize) == 16 else 0
+    macros = defines(
+        row.name, packed=packed, alignment=alignment, nonzero=nonzero, derivative=derivative,
+        looks=seen is not None,
+    )  # fmt: skip
+    kernel = loader.function(NAME, "like_columns" if by_columns else "like_rows", macros)
+    of_old = (NULL, 0, 0) if old is None else (old, *old.strides[:2])
+    arguments = (
+        x, *x.strides, codes, *of_old, values, values.strides[-2], NULL if seen is None else seen,
+        m, k,
+    )  # fmt: skip
+    count = batch * blocks(m, k, x.itemsize, by_columns)
+    return KernelCall(kernel, count, 256 if by_columns else 128, arguments)
 
 
 def masked_gradient(record: Compressed24, gradient, *, weight=None, decay: float = 0.0, out=None):
@@ -84,6 +101,17 @@ def masked_gradient(record: Compressed24, gradient, *, weight=None, decay: float
     return out
 
 
+def under_mask_call(x, mask, out, row: DType) -> KernelCall:
+    """What writes `x` where `mask`, of bytes, is not zero, and zeros elsewhere.
+
+    All three lie in memory in the same order, without gaps, from 16-byte boundaries on, and end
+    with 16 bytes of `x`.  Addresses and layouts of the arrays suffice.
+    """
+    loads = x.size * row.itemsize // _arrays.VECTOR
+    kernel = loader.function(NAME, "under_mask", defines(row.name))
+    return KernelCall(kernel, -(-loads // LOADS_OF_BLOCK), 256, (x, mask, out, loads))
+
+
 def masked_call(
     source, weight, codes, target, row: DType, decay: float, *, packed: bool = True
 ) -> KernelCall:
@@ -112,6 +140,7 @@ def defines(
     alignment: int = 16,
     nonzero: bool = False,
     derivative: bool = False,
+    looks: bool = False,
     decayed: bool = False,
 ) -> loader.Defines:
     """The macros of ``like.cu``."""
@@ -121,12 +150,20 @@ def defines(
         ("ALIGNMENT", alignment),
         ("NONZERO", int(nonzero)),
         ("DERIVATIVE", int(derivative)),
+        ("LOOKS", int(looks)),
         ("DECAYED", int(decayed)),
     )
 
 
 COMPILE_CHECKS = tuple(
-    (defines(name, nonzero=True, derivative=derivative, decayed=True), arch, None)
+    (defines(name, decayed=True, **options), arch, None)
     for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
-    for name, derivative in (("bfloat16", True), ("int8", False), ("float32", True))
+    for name, options in (
+        ("bfloat16", {"derivative": True}),
+        ("bfloat16", {"looks": True}),
+        ("int8", {"nonzero": True}),
+        ("float32", {"nonzero": True, "derivative": True}),
+        ("float32", {"looks": True}),
+        ("float64", {"looks": True}),
+    )
 )

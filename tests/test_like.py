@@ -71,6 +71,59 @@ def test_zeros_stay_zeros_on_request(rng, name):
             assert_same_bits(got.values, np.where(values != 0, want, np.zeros((), want.dtype)))
 
 
+def spoilt(x, stored):
+    """Variants of x, and whether non-zeros are lost, and whether there are infinities or NaNs."""
+    least = np.nextafter(np.zeros((), x.dtype), np.ones((), x.dtype))
+    kept, lost = (np.argwhere(places) for places in (stored, ~stored))
+    yield x, (0, 0)
+    for at, value, seen in (
+        (lost[-1], least, (1, 0)),
+        (lost[len(lost) // 2], -least, (1, 0)),
+        (lost[0], np.nan, (1, 1)),
+        (kept[-1], -np.inf, (0, 1)),
+        (kept[0], np.nan, (0, 1)),
+    ):
+        changed = x.copy()
+        changed[tuple(at)] = value
+        yield changed, seen
+
+
+@gpu
+@stem
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_what_is_lost_is_seen(rng, name):
+    import cupy as cp
+
+    row = _dtypes.TABLE[name]
+    for shape in FEW_SHAPES:
+        metadata, record = old_matrix(rng, shape, row)
+        stored = reference.stored_mask(metadata, shape[-1])
+        x = np.where(stored, matrix(rng, shape, row), -np.zeros((), row.logical))
+        for layout in LAYOUTS:
+            for changed, seen in spoilt(x, stored):
+                on_gpu, found = place(changed, layout), cp.zeros(2, record.values.dtype)
+                values = cp.full_like(record.values, 7)
+                dense = on_gpu.reshape(-1, *shape[-2:])
+                like.gathering_call(dense, record.packed, values, row, seen=found).enqueue()
+                assert tuple(found.astype(np.float32).tolist()) == seen
+                assert_same_bits(values, reference.like(metadata, changed))
+
+
+@gpu
+@stem
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("size", [16, 4096, 4096 * 16, 3 * 4096 * 8 + 16])
+def test_elements_under_a_mask(rng, name, size):
+    row = _dtypes.TABLE[name]
+    x, mask = matrix(rng, (1, size), row, "odd"), rng.random((1, size)) < 0.5
+    mask = np.where(mask, rng.integers(1, 256, mask.shape), 0).astype(np.uint8)  # any byte but zero
+    on_gpu, under = place(x), place(mask)
+    poison()
+    got = place(np.ones_like(x))
+    like.under_mask_call(on_gpu, under, got, row).enqueue()
+    assert_same_bits(got, np.where(mask != 0, x, np.zeros((), x.dtype)))
+
+
 @gpu
 @stem
 @pytest.mark.parametrize("name", _dtypes.NAMES)

@@ -11,6 +11,7 @@ import reduction_cases as cases  # noqa: E402
 
 from sparse24 import torch as st  # noqa: E402
 from sparse24._torch.buckets import PackedBucket  # noqa: E402
+from sparse24._torch.kept_places import KeptPlaces  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch without torch.distributed"
@@ -78,7 +79,8 @@ class Rank:
     def pack(self, check=True):
         flags = [torch.zeros((), dtype=torch.bool, device=self.buffer.device) for _ in range(2)]
         self.wrong = flags if check else None
-        self.packed = PackedBucket(self.buffer, self.gradients, self.layers, self.wrong)
+        kept = KeptPlaces(check)
+        self.packed = PackedBucket(self.buffer, self.gradients, self.layers, kept, self.wrong)
         return self.packed.flat
 
 
@@ -120,7 +122,7 @@ def test_a_bucket_comes_back_as_the_sum(device, dtype, transposable, masked, che
             assert not any(rank.wrong)
 
 
-@pytest.mark.stem("compress", "decompress")
+@pytest.mark.stem("compress", "decompress", "like")
 def test_only_the_gradient_that_lost_an_element_gets_a_nan(device):
     layers = two_layers(device, torch.float16, masked=True)
     ranks = [Rank(device, torch.float16, layers) for _ in range(3)]
@@ -163,7 +165,7 @@ def test_infinite_gradients_stay_what_they_are(device):
     assert not any(rank.wrong)
 
 
-@pytest.mark.stem("compress", "decompress")
+@pytest.mark.stem("compress", "decompress", "like")
 def test_an_overflow_stays_a_nan_and_is_nobodys_fault(device):
     layers = two_layers(device, torch.float16, masked=True)
     ranks = [Rank(device, torch.float16, layers) for _ in range(2)]

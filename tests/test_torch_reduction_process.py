@@ -141,10 +141,11 @@ def test_wrong_arguments_are_named(group):
 
 
 def test_gloo_is_for_the_cpu_only():
-    for config, devices in (("cpu:gloo,cuda:gloo", {"cpu"}), ("cpu:gloo,cuda:nccl", {"cuda"})):
-        _check_backend(config, devices)
+    both = {"cpu": "gloo", "cuda": "gloo"}
+    for backends, devices in ((both, {"cpu"}), ({**both, "cuda": "nccl"}, {"cuda"})):
+        _check_backend(backends, devices)
     with pytest.raises(ArgumentError, match=r"on GPUs by NCCL.*call .*process_group\('nccl'\)"):
-        _check_backend("cpu:gloo,cuda:gloo", {"cuda"})
+        _check_backend(both, {"cuda"})
 
 
 def tied():

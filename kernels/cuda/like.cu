@@ -5,16 +5,20 @@
 //                         boundaries (by columns 4: words), 0: any strides             (read)
 //   values [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16       (written)
 //   old    values of the same shape; rows on 16-byte boundaries; if NONZERO or DERIVATIVE (read)
+//   seen   two elements, if LOOKS                                                    (written)
 //
 //   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.  NONZERO stores
 //                            a zero where `old` has one, DERIVATIVE multiplies by twice the root of `old`,
-//                            the derivative of squared relu where its value is `old`.  By rows a thread
-//                            gathers pieces (piece.cuh); by columns a block takes a tile through shared
-//                            memory (tile.cuh).
+//                            the derivative of squared relu where its value is `old`.  LOOKS sets seen[0] to 1
+//                            if an element that is not stored is not zero, and seen[1] if one is not finite.
+//                            By rows a thread gathers pieces (piece.cuh); by columns a block takes a tile
+//                            through shared memory (tile.cuh).
 //   masked_gradient          out = x in stored places, and in the others 0 or, if DECAYED,
 //                            x + decay * weight (SR-STE, Zhou et al. 2021).
+//   under_mask               out = x where a mask of bytes is not zero, and in the others 0; 16 bytes of
+//                            elements at a time.
 //
-// Reference: reference.like, reference.masked_gradient.  Launcher: kernels/like.py.
+// Reference: reference.like, reference.masked_gradient, numpy.where.  Launcher: kernels/like.py.
 #include "codes.cuh"
 #include "tile.cuh"
 
@@ -81,6 +85,40 @@ template <int COUNT> void finish(const unsigned (&old)[COUNT], unsigned (&stored
             if ((stored[i] | stored[i + 1] << 1) == 0) stored[i + 1] = 0;
 }
 
+// What a thread has seen of x.
+class Seen {
+    static_assert(!LOOKS || ITEM > 1);
+    static constexpr unsigned kSize = ITEM == 2 ? 0x7fff7fffu : 0x7fffffffu;  // a word without signs
+    static constexpr unsigned kInfinity = kind == Kind::float16 ? 0x7c00 : kind == Kind::bfloat16 ? 0x7f80
+                                        : kind == Kind::float32 ? 0x7f800000 : 0x7ff00000;
+    int lost_ = 0;           // elements that are not zero, without the stored ones
+    unsigned largest_ = 0;   // magnitudes: in both halves of the word for 16 bits, the upper half of one of 64
+
+    template <int COUNT> static int nonzeros(const unsigned (&words)[COUNT]) {
+        int count = 0;
+        for (int i = 0; i < COUNT; i++) {
+            if constexpr (ITEM == 8) count += i % 2 && (words[i - 1] | words[i] << 1) != 0;
+            else count += __popc(nonzero<kind>(words[i] & kSize) & ~kSize);
+        }
+        return count;
+    }
+
+  public:
+    template <int COUNT> void look(const unsigned (&x)[COUNT], const unsigned (&stored)[COUNT / 2]) {
+        lost_ += nonzeros(x) - nonzeros(stored);
+        for (int i = ITEM == 8; i < COUNT; i += ITEM == 8 ? 2 : 1)
+            largest_ = ITEM == 2 ? __vmaxu2(largest_, x[i] & kSize) : max(largest_, x[i] & kSize);
+    }
+    // Called by whole warps.
+    void tell(Scalar<kind>::type* seen) const {
+        const unsigned largest = ITEM == 2 ? max(largest_ & 0xffffu, largest_ >> 16) : largest_;
+        const bool lost = __any_sync(~0u, lost_), infinite = __any_sync(~0u, largest >= kInfinity);
+        if ((threadIdx.x & 31) != 0) return;
+        if (lost) seen[0] = Scalar<kind>::store(1.0f);
+        if (infinite) seen[1] = Scalar<kind>::store(1.0f);
+    }
+};
+
 // For each code, the selector of `permute` that takes the stored pair out of a group.
 struct Gather {
     unsigned selector[16];
@@ -120,10 +158,11 @@ struct Gather {
 extern "C" __global__ void __launch_bounds__(128) like_rows(
     const char* x, long long x_batch, long long x_row, long long x_column, const void* codes,
     const char* old, long long old_batch, long long old_row, char* values, long long pitch,
-    long long m_, long long k_) {
+    Scalar<kind>::type* seen, long long m_, long long k_) {
     __shared__ Gather gather;
     const int m = (int)m_, k = (int)k_;
     const Place<ITEM> place(m, k);
+    Seen found;
     constexpr int pieces = Place<ITEM>::pieces, ahead = ITEM <= 2 ? pieces : 1;
     gather.fill();
     __syncthreads();
@@ -143,10 +182,12 @@ extern "C" __global__ void __launch_bounds__(128) like_rows(
         }
 #pragma unroll
         for (int i = 0; i < ahead; i++)
+#pragma unroll
             for (int r = 0; r < P::rows; r++) {
                 const int row = place.row + 4 * (done + i) + 8 * r;
                 unsigned stored[P::words / 2], before[P::words / 2] = {};
                 gather.row<P::groups>(in[i][r], code_words[i] >> 16 * r, stored);
+                if constexpr (LOOKS) found.look(in[i][r], stored);
                 if ((NONZERO || DERIVATIVE) && row < m)
                     load_values<ITEM>(old + place.batch * old_batch + row * old_row, pitch, place.column, before);
                 finish(before, stored);
@@ -154,12 +195,13 @@ extern "C" __global__ void __launch_bounds__(128) like_rows(
                     store_values<ITEM>(values + (place.batch * m + row) * pitch, pitch, place.column, stored);
             }
     }
+    if constexpr (LOOKS) found.tell(seen);
 }
 
 extern "C" __global__ void __launch_bounds__(256) like_columns(
     const char* x, long long x_batch, long long x_row, long long x_column, const void* codes,
     const char* old, long long old_batch, long long old_row, char* values, long long pitch,
-    long long m_, long long k_) {
+    Scalar<kind>::type* seen, long long m_, long long k_) {
     __shared__ T tile;
     __shared__ Gather gather;
     const int m = (int)m_, k = (int)k_;
@@ -167,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(256) like_columns(
     const int row = place.row + T::my_row(), column = place.column + T::my_column();
     const char* at = x + place.batch * x_batch + row * x_row + column * x_column;
     Word element[T::span];
+    Seen found;
     load_columns<ITEM, ALIGNMENT>(at, x_row, x_column, m - row, k - column, element);
     gather.fill();
     tile.load_codes<CODES>(codes, place, m, k);
@@ -178,6 +221,7 @@ extern "C" __global__ void __launch_bounds__(256) like_columns(
         unsigned groups[T::span * ITEM / 4], stored[T::span * ITEM / 8];
         for (int c = 0; c < T::span / 4; c++) row_of_lanes<ITEM>(element + 4 * c, j, groups + c * ITEM);
         gather.row<T::span / 4>(groups, tile.get_codes(j), stored);
+        if constexpr (LOOKS) found.look(groups, stored);
         unsigned before[T::span * ITEM / 8] = {};
         if (NONZERO || DERIVATIVE) tile.get_row(j, before);
         finish(before, stored);
@@ -186,6 +230,7 @@ extern "C" __global__ void __launch_bounds__(256) like_columns(
     __syncthreads();
     tile.store_values(values + (place.batch * m + place.row) * pitch, pitch,
                       (long long)place.column / 2 * ITEM, m - place.row);
+    if constexpr (LOOKS) found.tell(seen);
 }
 
 // x + decay * weight, element by element of a 4-byte word (8 bytes: of a pair of words).
@@ -238,5 +283,38 @@ extern "C" __global__ void __launch_bounds__(128) masked_gradient(
             store_elements<ITEM, ALIGNMENT>(out + place.batch * o_batch + row * o_row + place.column * o_column,
                                             o_column, valid, in);
         }
+    }
+}
+
+// Words of the elements of one load under the mask, from their flags.
+void select(const unsigned (&mask)[(16 / ITEM + 3) / 4], unsigned (&x)[4]) {
+    for (int i = 0; i < 4; i++) {
+        unsigned selector = 0;  // of each byte that of its element's flag
+        for (int j = 0; j < 4; j++) selector |= (4 * i + j) / ITEM % 4 << 4 * j;
+        x[i] &= permute(fill<1>(nonzero<Kind::int8>(mask[4 * i / ITEM / 4])), 0, selector);
+    }
+}
+
+constexpr int kMaskThreads = 256, kLoads = 4;  // of a thread
+
+extern "C" __global__ void __launch_bounds__(kMaskThreads) under_mask(
+    const char* x, const char* mask, char* out, long long loads) {
+    constexpr int elements = 16 / ITEM;
+    const long long first = blockIdx.x * (long long)(kMaskThreads * kLoads) + threadIdx.x;
+    unsigned in[kLoads][4], flags[kLoads][(elements + 3) / 4] = {};
+#pragma unroll
+    for (int i = 0; i < kLoads; i++) {
+        const long long at = first + i * kMaskThreads;
+        if (at >= loads) continue;
+        load_words<16>(x + 16 * at, in[i]);
+        if constexpr (elements >= 4) load_words<elements>(mask + elements * at, flags[i]);
+        else flags[i][0] = __ldg((const unsigned short*)(mask + elements * at));
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; i++) {
+        const long long at = first + i * kMaskThreads;
+        if (at >= loads) continue;
+        select(flags[i], in[i]);
+        *(uint4*)(out + 16 * at) = make_uint4(in[i][0], in[i][1], in[i][2], in[i][3]);
     }
 }

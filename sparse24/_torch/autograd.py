@@ -10,6 +10,7 @@ from sparse24._torch import ops
 from sparse24._torch import samples as torch_samples
 from sparse24._torch.parts import in_type
 from sparse24._torch.transforms import first_derivative
+from sparse24._torch.under_mask import under_mask
 from sparse24._train_rule import Rule
 
 
@@ -71,7 +72,7 @@ def through_mask(
     dw: Tensor, weight: Tensor, mask: Tensor, *, straight: bool, decay: float
 ) -> Tensor:
     """What of the gradient of ``weight * mask`` the weight receives."""
-    dw = dw if straight else dw * mask
+    dw = dw if straight else under_mask(dw, mask)
     return dw if decay == 0.0 else dw + decay * (weight * ~mask)
 
 
@@ -106,7 +107,7 @@ class ActivationLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = dy @ in_type(weight, dy.dtype)  # a narrower weight has met a wider x
             if not ctx.rule.straight:
-                dx = dx * ops.keep(x, ctx.rule.transposable)
+                dx = under_mask(dx, ops.keep(x, ctx.rule.transposable))
         if ctx.needs_input_grad[1]:
             dw = ops.product(parts, t, k, dy.t(), None, "x@A")
         if ctx.has_bias and ctx.needs_input_grad[2]:

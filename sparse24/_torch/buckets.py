@@ -13,20 +13,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse24 import _foreign, _foreign_streams, _spec, _storage
+from sparse24 import _spec
 from sparse24._torch import bucket_check as looks
-from sparse24._torch import ops
-from sparse24._torch.linear import cast
-from sparse24._torch.parts import dtype_of, record_of
+from sparse24._torch.gathering import gather, spread
+from sparse24._torch.kept_places import KeptPlaces, Places
 from sparse24._torch.pruned import PrunedLayer
 
 
 class PackedGradient(NamedTuple):
-    """The gradient of a weight (..., m, k), and its elements where the weight is kept."""
+    """The gradient of a weight (..., m, k), and where the weight is kept."""
 
     gradient: Tensor  # a view of the bucket's buffer
-    values: Tensor  # (..., m, values_per_row(k))
-    codes: Tensor
+    places: Places
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values that travel."""
+        *rows, k = self.gradient.shape
+        return *rows, _spec.values_per_row(k)
 
 
 class PackedBucket:
@@ -40,6 +44,7 @@ class PackedBucket:
         Views of it, in this order.
     layers : list of PrunedLayer or None
         The layer whose weight has this gradient, if it is to be packed.
+    kept : KeptPlaces
     wrong : list of Tensor of bool, shape (), or None
         For each packed gradient what is set if it has lost elements, or if ranks have packed it
         differently; with None nobody looks.
@@ -55,20 +60,36 @@ class PackedBucket:
         buffer: Tensor,
         gradients: Sequence[Tensor],
         layers: Sequence[PrunedLayer | None],
+        kept: KeptPlaces,
         wrong: Sequence[Tensor] | None,
     ):
         self._buffer, self._wrong = buffer, wrong
-        known = zip(gradients, layers, strict=True)
-        self._packed = [_packed(g, layer) for g, layer in known if layer is not None]
+        known = ((g, layer) for g, layer in zip(gradients, layers) if layer is not None)
+        self._packed = [PackedGradient(g, kept.of(layer)) for g, layer in known]
         self._rest = list(_runs(buffer, gradients, [layer is None for layer in layers]))
         self.flat = self._joined() if self._packed else buffer
 
     def _joined(self) -> Tensor:
-        parts = [one.values.reshape(-1) for one in self._packed] + self._rest
-        if self._wrong is not None:
-            told = looks.told(*zip(*self._packed, strict=True))
-            parts.append(told.to(self._buffer.dtype).reshape(-1))
-        return torch.cat(parts)
+        flat = self._buffer.new_empty(sum(self._sizes()))
+        *parts, told = flat.split(self._sizes())
+        seen = [None] * len(self._packed) if self._wrong is None else self._told(told)
+        for one, values, found in zip(self._packed, parts, seen):
+            gather(one.gradient, one.places.codes, values.view(one.shape), found)
+        for run, part in zip(self._rest, parts[len(self._packed) :], strict=True):
+            part.copy_(run)
+        return flat
+
+    def _told(self, told: Tensor) -> list[Tensor]:
+        """Write what is told of places; the result is where to write what is seen of gradients."""
+        rows = told.view(-1, looks.SIZE).unbind()
+        for one, row in zip(self._packed, rows, strict=True):
+            row.copy_(one.places.hashed)
+        return [row[:2] for row in rows]
+
+    def _sizes(self) -> list[int]:
+        """Elements of each part of what travels: values, what is not packed, what ranks tell."""
+        told = 0 if self._wrong is None else looks.SIZE * len(self._packed)
+        return [*(math.prod(one.shape) for one in self._packed), *map(len, self._rest), told]
 
     def unpack(self, future) -> Tensor:
         """The buffer with what has come back; called once the reduction is done."""
@@ -76,19 +97,18 @@ class PackedBucket:
         if not self._packed:
             return flat
         self._hold(flat)
-        sizes = [one.values.numel() for one in self._packed] + [x.numel() for x in self._rest]
-        *parts, told = flat.split([*sizes, flat.numel() - sum(sizes)])
+        *parts, told = flat.split(self._sizes())
         if self._wrong is not None:
             self._spoil(parts, *looks.heard(told.view(-1, looks.SIZE)))
         for one, values in zip(self._packed, parts):
-            _spread(one, values)
+            spread(values.view(one.shape), one.places.codes, one.gradient)
         for run, part in zip(self._rest, parts[len(self._packed) :], strict=True):
             run.copy_(part)
         return self._buffer
 
     def _hold(self, flat: Tensor) -> None:
         """Memory of the backward pass's stream is read on the stream that this runs on."""
-        for x in (flat, *(one.codes for one in self._packed)):
+        for x in (flat, *(one.places.codes for one in self._packed)):
             if x.is_cuda:
                 x.record_stream(torch.cuda.current_stream(x.device))
 
@@ -99,19 +119,6 @@ class PackedBucket:
         for values, (wrong, is_blamed, is_spoilt) in zip(parts, flags):
             wrong.logical_or_(is_blamed)
             values[:1].masked_fill_(is_spoilt, math.nan)
-
-
-def _packed(gradient: Tensor, layer: PrunedLayer) -> PackedGradient:
-    """The elements in the places that the forward pass has kept."""
-    columns = _spec.values_per_row(gradient.shape[-1])
-    if layer.mask is not None:
-        values, codes = ops.pack(gradient, layer.mask, False)
-    else:
-        # In the type of the pass: autocast rounds, and magnitudes become equal.
-        weight = cast(layer.weight.detach(), getattr(layer, "_cast_to", None))
-        parts = ops.pack(weight, None, layer.rule.transposable)[:2]
-        codes, (values,) = parts[1], ops.like(parts, *gradient.shape[-2:], gradient)
-    return PackedGradient(gradient, values[..., :columns], codes)
 
 
 def _runs(buffer: Tensor, gradients: Sequence[Tensor], is_whole: list[bool]) -> Iterable[Tensor]:
@@ -125,11 +132,3 @@ def _runs(buffer: Tensor, gradients: Sequence[Tensor], is_whole: list[bool]) -> 
         end += gradient.numel()
     if end > start:
         yield buffer[start:end]
-
-
-def _spread(one: PackedGradient, values: Tensor) -> None:
-    """Write values in their places of the gradient, and zeros in all others."""
-    m, k = one.gradient.shape[-2:]
-    with _foreign_streams.stream_of(values):
-        record = record_of(values.view(one.values.shape), one.codes, m, k, dtype_of(values))
-        _storage.decompress(record, _foreign.view_of(one.gradient))

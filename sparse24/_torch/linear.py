@@ -204,7 +204,8 @@ class _Decayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dw):
         weight, mask = ctx.saved_tensors
-        dw = through_mask(dw, weight, mask, straight=ctx.straight, decay=ctx.decay)
+        dw = dw if ctx.straight else torch.where(mask, dw, 0.0)  # has a derivative itself
+        dw = through_mask(dw, weight, mask, straight=True, decay=ctx.decay)
         return dw, None, None, None
 
 

@@ -46,6 +46,7 @@ from sparse24._torch.parts import (
     without_autocast,
 )
 from sparse24._torch.settled import are_settled, made, note
+from sparse24._torch.under_mask import under_mask
 
 FORMS = ("x@At", "x@A", "A@b", "At@b")
 
@@ -247,7 +248,7 @@ def _(x, transposable):
 @operator
 def kept_gradient(gradient: Tensor, x: Tensor, transposable: bool) -> Tensor:
     """`gradient` where `pack` keeps elements of `x`, elsewhere 0."""
-    return (gradient * keep(x, transposable)).contiguous()
+    return under_mask(gradient, keep(x, transposable))
 
 
 @meaning_for_tracing("kept_gradient")

@@ -25,7 +25,7 @@ def agreed(
     try:
         chosen = _chosen(ddp.module, names)
         devices = {layer.weight.device.type for layer in chosen.values()}
-        _check_backend(torch.distributed.get_backend_config(ddp.process_group), devices)
+        _check_backend(_backends(ddp), devices)
     except ArgumentError as error:
         refused = error
     found = _told(ddp, NOTHING if refused else fact_of((*chosen, check)))
@@ -56,9 +56,19 @@ def _told(ddp: torch.nn.parallel.DistributedDataParallel, fact: int) -> list[int
     return told.tolist()
 
 
-def _check_backend(config: str, devices: set[str]) -> None:
+def backend_for(ddp: torch.nn.parallel.DistributedDataParallel, device: torch.device) -> str | None:
+    """The name of what communicates between tensors on a device, such as ``"nccl"``."""
+    return _backends(ddp).get(device.type)
+
+
+def _backends(ddp: torch.nn.parallel.DistributedDataParallel) -> dict[str, str]:
+    """By type of device."""
+    config = torch.distributed.get_backend_config(ddp.process_group)
+    return dict(part.split(":", 1) for part in config.split(",") if ":" in part)
+
+
+def _check_backend(backends: dict[str, str], devices: set[str]) -> None:
     """Refuse gloo on GPUs: its futures are ready before its copies back from the host are."""
-    backends = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
     if "cuda" in devices and backends.get("cuda") == "gloo":
         raise ArgumentError(
             "ddp must average gradients on GPUs by NCCL, and its process group has gloo for them; "

@@ -11,8 +11,9 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24._errors import ArgumentError, PatternError
 from sparse24._torch.buckets import PackedBucket
+from sparse24._torch.kept_places import KeptPlaces
 from sparse24._torch.linear import autocast_dtype
-from sparse24._torch.packable import agreed
+from sparse24._torch.packable import agreed, backend_for
 from sparse24._torch.pruned import PrunedLayer
 
 
@@ -156,6 +157,8 @@ class PackedReduction:
         self._layers = {layer.weight: layer for layer in layers.values()}
         self._model = ddp.module
         self._places = {layer: _place(ddp, name) for name, layer in layers.items()}
+        self._kept = KeptPlaces(check)
+        self._averages = backend_for(ddp, next(iter(self._layers)).device) == "nccl"
         self._wrong: dict[Tensor, Tensor] = {}
         if check:  # there from the beginning to the end, so that any stream may write to them
             self._wrong = {
@@ -200,6 +203,14 @@ class PackedReduction:
         """What is set where packing goes wrong; None: nobody looks."""
         return [self._wrong[weight] for weight in weights] if self._wrong else None
 
+    def _average(self, flat: Tensor) -> torch.futures.Future:
+        """The average of a tensor over the ranks; each divides first, as sums may overflow."""
+        operation = torch.distributed.ReduceOp.AVG  # NCCL divides what it sends
+        if not self._averages:
+            flat, operation = flat.div_(self._group.size()), torch.distributed.ReduceOp.SUM
+        work = torch.distributed.all_reduce(flat, operation, group=self._group, async_op=True)
+        return work.get_future()
+
     def __repr__(self) -> str:
         return f"PackedReduction(layers={self.layers}, sent={self.sent}, whole={self.whole})"
 
@@ -210,14 +221,12 @@ def _reduce(reduction: PackedReduction, bucket):
     weights, buffer = bucket.parameters(), bucket.buffer()
     layers = [reduction._packs(weight) for weight in weights]
     wrong = reduction._flags(weight for weight, layer in zip(weights, layers) if layer is not None)
-    packed = PackedBucket(buffer, bucket.gradients(), layers, wrong)
+    packed = PackedBucket(buffer, bucket.gradients(), layers, reduction._kept, wrong)
     if bucket.index() == 0:
         reduction.sent = reduction.whole = 0
     reduction.sent += packed.flat.nbytes
     reduction.whole += buffer.nbytes
-    flat = packed.flat.div_(reduction._group.size())  # first, as DDP does: sums may overflow
-    work = torch.distributed.all_reduce(flat, group=reduction._group, async_op=True)
-    return work.get_future().then(packed.unpack)
+    return reduction._average(packed.flat).then(packed.unpack)
 
 
 def _note_type(layer, args) -> None:

@@ -1,11 +1,11 @@
-"""Packed CUDA tensors like earlier ones: packing, unpacking, masking and sampling again."""
+"""Packed CUDA tensors like earlier ones: packed, unpacked, gathered, masked and sampled again."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from sparse24 import _spec
+from sparse24 import _arrays, _spec
 from sparse24._torch.parts import dtype_of, empty_parts
 from sparse24._torch.replay import Launches, launch_of, layout, view
 from sparse24._views import View
@@ -90,43 +90,70 @@ class Packing:
         return compress.call_of(dense, self._dtype, rule, chosen, values, None, codes, counts)
 
 
-def unpacking_key(parts: list[Tensor], m: int, k: int) -> tuple | None:
+def unpacking_key(parts: list[Tensor], m: int, k: int, out: Tensor | None = None) -> tuple | None:
     """All that unpacking depends on; None where it is not remembered."""
     values, codes = parts[:2]
     if not values.is_cuda:
         return None
-    return "unpack", m, k, *layout(values), *layout(codes)
+    into = () if out is None else layout(out)
+    return "unpack", m, k, *layout(values), *layout(codes), *into
 
 
 class Unpacking:
-    """Makes packed matrices of one layout dense, as the operator `dense` does."""
+    """Makes packed matrices of one layout dense, as the operators `dense` and `spread` do."""
 
-    def __init__(self, values: Tensor, codes: Tensor, m: int, k: int):
-        self._shape, self._dtype = (*values.shape[:-2], m, k), dtype_of(values)
+    def __init__(self, values: Tensor, codes: Tensor, out: Tensor):
+        self._shape, self._dtype = out.shape, dtype_of(values)
         self._values, self._codes = _as_written(values), _as_written(codes)
-        self._out = _both_ways(values.new_empty(self._shape))[0]
+        self._out = _both_ways(out)[0]
         self._launches = Launches(self._lay_out)
 
     @classmethod
-    def of(cls, parts: list[Tensor], m: int, k: int) -> Unpacking | None:
+    def of(cls, parts: list[Tensor], m: int, k: int, out: Tensor | None = None) -> Unpacking | None:
         """None for tensors that kernels take copies of."""
         values, codes = parts[:2]
         in_order = codes.ndim == values.ndim + 1  # that of the tensor cores
-        in_place = values.is_contiguous() and codes.is_contiguous() and in_order
-        aligned = all(n % 16 == 0 for n in (values.data_ptr(), values.stride(-2) * values.itemsize))
-        if not in_place or not aligned or not values.numel() * m * k:
+        if not is_in_rows(values) or not codes.is_contiguous() or not in_order:
             return None
-        return cls(values[..., : _spec.values_per_row(k)], codes, m, k)
+        if not values.numel() * m * k:
+            return None
+        out = values.new_empty((*values.shape[:-2], m, k)) if out is None else out
+        return cls(values[..., : _spec.values_per_row(k)], codes, out)
 
-    def __call__(self, parts: list[Tensor]) -> Tensor:
+    def __call__(self, parts: list[Tensor], out: Tensor | None = None) -> Tensor:
         values, codes = parts[:2]
-        out = values.new_empty(self._shape)
+        out = values.new_empty(self._shape) if out is None else out
         self._launches.enqueue(values, values.data_ptr(), codes.data_ptr(), out.data_ptr())
         return out
 
     def _lay_out(self, values: int, codes: int, out: int, stream: int) -> list[Launch]:
         arrays = self._values.at(values), self._codes.at(codes), self._out.at(out)
         return [launch_of(decompress.call_of(*arrays, self._dtype))]
+
+
+class Gathering:
+    """Gathers elements of matrices of one layout, as the operator `gather` does."""
+
+    def __init__(self, x: Tensor, codes: Tensor, values: Tensor):
+        self._dtype, self._x = dtype_of(x), _both_ways(x)[0]
+        self._codes, self._values = _as_written(codes), _as_written(values)
+        self._launches = Launches(self._lay_out)
+
+    def __call__(self, x: Tensor, codes: Tensor, values: Tensor, seen: Tensor | None) -> None:
+        tensors = (x, codes, values) if seen is None else (x, codes, values, seen)
+        self._launches.enqueue(x, *[tensor.data_ptr() for tensor in tensors])
+
+    def _lay_out(self, x: int, codes: int, values: int, *rest: int) -> list[Launch]:
+        *seen, _ = rest
+        arrays = self._x.at(x), self._codes.at(codes), self._values.at(values)
+        looks = {"seen": seen[0]} if seen else {}
+        return [launch_of(like.gathering_call(*arrays, self._dtype, **looks))]
+
+
+def is_in_rows(values: Tensor) -> bool:
+    """Whether kernels read and write values (..., m, n) where they are."""
+    starts = values.data_ptr(), values.stride(-2) * values.itemsize
+    return values.is_contiguous() and all(n % _arrays.VECTOR == 0 for n in starts)
 
 
 def masking_key(

@@ -62,7 +62,8 @@ def wrapped(rank: int, check: bool | None) -> DistributedDataParallel:
     st.sparsify(model, {"*": {"gradient": "24dense"}})
     recipe = S.Recipe(S.ConstantScheduler(0.5), pattern=S.NM(2, 4))
     st.update_masks(model, S.MaskScheduler(recipe))
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    # Masks are buffers, which all ranks have; DDP would send them in each step.
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
     if check is not None:
         st.reduce_packed(ddp, check=check)
     return ddp
