@@ -141,10 +141,12 @@ def test_cupy_leaves_products_to_the_sparse_array(a):
 
 
 def test_transpose_is_t(a):
-    for turned in (a.transpose(), a.transpose((1, 0)), np.transpose(a), np.transpose(a, (-1, -2))):
+    for turned in (a.transpose(), a.transpose((1, 0)), a.transpose(1, 0), a.transpose(axes=[1, 0]),
+                   np.transpose(a), np.transpose(a, (-1, -2))):  # fmt: skip
         np.testing.assert_array_equal(turned.toarray(), a.toarray().T)
-    with pytest.raises(s24.ArgumentError, match=r"axes must be \(1, 0\), got \(0, 1\)"):
-        a.transpose((0, 1))
+    for axes in (((0, 1),), (0, 1)):
+        with pytest.raises(s24.ArgumentError, match=r"must be \(1, 0\), got \(0, 1\); use \.T"):
+            a.transpose(*axes)
     with pytest.raises(s24.ArgumentError, match=r"axes must be \(1, 0\), got 1"):
         np.transpose(a, 1)
 
