@@ -118,8 +118,8 @@ def explained(a, b, out, call: Call) -> Explanation:
     if isinstance(first, HybridArray) and not isinstance(b, Windows24):
         return _explain_hybrid(a, b, out, call)
     raise ArgumentError(
-        "one operand must be a Sparse24Array, an NMArray or a HybridArray; plain arrays are "
-        "checked at each call, and of a Windows24 explain(W.array, b[W.index])"
+        "one operand must be a Sparse24Array, an NMArray or a HybridArray; compress a plain array "
+        "first, and for a Windows24 W call explain(W.array, b[W.index])"
     )
 
 
