@@ -33,10 +33,17 @@ def copy(a: Any, order: Any = "K", subok: bool = False) -> Any:
     return a.copy()
 
 
+def matrix_transpose(x: Any, /) -> Any:
+    """What `numpy.matrix_transpose` gives, and its twin in `numpy.linalg`: ``A.mT``."""
+    return x.mT
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.copy: copy,
     np.count_nonzero: count_nonzero,
     np.inner: vector_products.inner,
+    np.linalg.matrix_transpose: matrix_transpose,
     np.linalg.norm: norms.norm,
+    np.matrix_transpose: matrix_transpose,
     np.tensordot: vector_products.tensordot,
 }

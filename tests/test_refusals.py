@@ -156,6 +156,15 @@ def test_a_batch_is_transposed_by_mt(rng):
         s24.random((3, 4, 8), rng=rng).transpose()
 
 
+def test_the_last_axes_are_exchanged_by_numpy_as_well(a, rng):
+    batch = s24.random((3, 4, 8), rng=rng)
+    for turn in (np.matrix_transpose, np.linalg.matrix_transpose):
+        for array in (a, batch):
+            turned = turn(array)
+            assert type(turned) is type(array)
+            np.testing.assert_array_equal(turned.toarray(), turn(array.toarray()))
+
+
 def test_equality_is_identity_and_never_silent_beside_arrays(a):
     assert a == a
     assert a != a.copy()
