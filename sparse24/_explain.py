@@ -70,9 +70,9 @@ def explain(
     Notes
     -----
     Does not wait for the device, unless an `NMArray` or a `HybridArray` has not been multiplied
-    yet.  Of a `HybridArray` it counts what the choice needs, and makes and keeps the copy in
-    another type, or on a GPU the tiles of a transpose, that the product would make;
-    `HybridArray.explain` tells of numbers of columns, without an operand.
+    yet.  For a `HybridArray` it counts what the choice needs.  It also makes and keeps what the
+    product would make: a copy in another type or, on a GPU, the tiles of a transpose.
+    `HybridArray.explain` needs no operand, only a number of columns.
 
     Examples
     --------
