@@ -248,6 +248,7 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
     if shape and shape[-1] != A.shape[-1]:
         raise ShapeError(
             f"x must have shape (..., k) and A (m, k), got {tuple(shape)} and {tuple(A.shape)}"
+            f"{_turned(shape, A.shape)}"
         )
     plain = bias is None and activation is None
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
@@ -263,6 +264,13 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
         _refuse_type(x, A, x_dtype)
         raise
     return y if rows is x else y.reshape((*shape[:-1], A.shape[0]))
+
+
+def _turned(x: tuple[int, ...], weight: tuple[int, ...]) -> str:
+    """Which operand of a linear layer fits transposed, by their shapes."""
+    if x[-1] == weight[-2]:
+        return "; pass A.mT if the layer computes x @ A"
+    return "; pass x.T, as rows are tokens" if len(x) == 2 and x[0] == weight[-1] else ""
 
 
 def _refuse_type(x, A, x_dtype) -> None:

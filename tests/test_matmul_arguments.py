@@ -129,6 +129,18 @@ def test_what_is_no_epilogue_is_refused():
         a.toarray(out=[1])
 
 
+def test_an_operand_of_a_linear_layer_that_fits_transposed_is_named():
+    a, x = s24.random((8, 12), rng=0), np.ones((5, 12), np.float32)
+    for weight in (a, a.toarray(), s24.hybrid(a.toarray())):
+        with pytest.raises(s24.ShapeError, match=r"\(5, 12\) and \(12, 8\); pass A\.mT if the"):
+            s24.linear(x, weight.T)
+        with pytest.raises(s24.ShapeError, match=r"\(12, 5\) and \(8, 12\); pass x\.T, as rows"):
+            s24.linear(x.T, weight)
+        for other in (np.ones(11), np.ones((5, 12, 7))):
+            with pytest.raises(s24.ShapeError, match=r"A \(m, k\), got .* and \(8, 12\)$"):
+                s24.linear(other, weight)
+
+
 def test_plain_operands_of_other_types_must_fit_too():
     with pytest.raises(s24.ShapeError, match="inner dimensions 5 and 4 differ"):
         s24.matmul(np.ones((4, 5), int), np.ones((4, 4), int))
