@@ -89,8 +89,8 @@ def explain(
         unknown = c is not None or epilogue is not None or a_dtype is not None
         if unknown or (alpha, beta, algorithm) != (1.0, 0.0, "auto"):
             raise ArgumentError(
-                "with offsets, c, alpha, beta, epilogue, algorithm and a_dtype are unknown; drop "
-                "them, as grouped products take none"
+                "grouped products, those with offsets, take no c, alpha, beta, epilogue, algorithm "
+                "or a_dtype; drop them"
             )
         call = Call(None, 1.0, 0.0, dtype, None, scales, "auto", b_dtype, fast_accumulation)
         chosen, why = _grouped_matmul.explained(a, b, out, offsets, call, gated=gated)
@@ -191,8 +191,8 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
 
 
 _BY_ROWS = (
-    "the groups do not run along the contracted axis, so the Numba kernel adds up rows, of which "
-    "it skips the zeros"
+    "the groups do not run along the contracted axis, so the Numba kernel adds up the stored rows, "
+    "skipping their zeros"
 )
 
 
