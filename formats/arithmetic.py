@@ -20,7 +20,7 @@ class Arithmetic(Unary, Refusals):
     """Factors, signs, functions of elements and reductions; all other operators are refused."""
 
     _has = (
-        "what keeps zeros: @, abs(), a sign, * and / with a factor, and functions such as "
+        "what keeps zeros: @, abs(), unary - and +, * and / by a factor, and functions such as "
         "numpy.sqrt"
     )
 

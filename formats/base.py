@@ -179,25 +179,26 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
         """Share of elements that are not zero (waits for the device)."""
         return self.nnz / self.size if self.size else 0.0
 
-    def transpose(self, axes=None) -> Any:
+    def transpose(self, axes=None, *more) -> Any:
         """The same as `T`, as in SciPy and NumPy; also ``numpy.transpose(A)``.
 
         Parameters
         ----------
         axes : (1, 0), optional
-            Taken for compatibility.
+            Accepted for compatibility, also as two numbers: ``A.transpose(1, 0)``.
 
         Raises
         ------
         ArgumentError
             If `axes` is something else, or this is a batch.
         """
+        axes = (axes, *more) if more else axes
         try:
             known = axes is None or tuple(map(operator.index, axes)) in ((1, 0), (-1, -2))
         except TypeError:
             known = False
         if not known:
-            raise ArgumentError(f"axes must be (1, 0), got {_check.shown(axes)}; drop it")
+            raise ArgumentError(f"axes must be (1, 0), got {_check.shown(axes)}; use .T")
         return self.T
 
     def __matmul__(self, other):

@@ -18,8 +18,8 @@ _REDUCTIONS = ("sum", "mean", "max", "min", "amax", "amin")  # NumPy's, which ca
 def refusal(array: Any, operation: str) -> DTypeError:
     """The error of arithmetic that a sparse array does not have."""
     return DTypeError(
-        f"{type(array).__name__} has no {operation}, but {array._has}; for other arithmetic use "
-        ".toarray(), or .tocsr() beside SciPy's formats"
+        f"{type(array).__name__} does not support {operation}, only {array._has}; for other "
+        "arithmetic use .toarray(), or .tocsr() for a SciPy matrix"
     )
 
 
@@ -39,7 +39,7 @@ class Refusals:
 
     __array_priority__ = 1000.0
 
-    _has = "@, where alpha= of sparse24.matmul is a factor"  # of arithmetic
+    _has = "@ (a factor goes to alpha= of sparse24.matmul)"  # of arithmetic
 
     shape: Any
     ndim: Any
@@ -51,8 +51,8 @@ class Refusals:
     __floordiv__ = __rfloordiv__ = _refuse("//")
     __mod__ = __rmod__ = _refuse("%")
     __pow__ = __rpow__ = _refuse("**")
-    __lt__ = __gt__ = __le__ = __ge__ = _refuse("order")
-    __neg__ = __pos__ = _refuse("sign")
+    __lt__ = __gt__ = __le__ = __ge__ = _refuse("order comparisons (<, <=, >, >=)")
+    __neg__ = __pos__ = _refuse("a sign")
     __abs__ = _refuse("abs()")
 
     def __setattr__(self, name, value):

@@ -18,14 +18,20 @@ ONLY_OF_SCIPY = frozenset((
     "tobsr", "todia", "todok", "tolil", "trace",
 ))  # fmt: skip
 
-# Attributes of other arrays, CuPy's, torch's and SciPy's, and what stands in their place here.
+# Methods of NumPy's arrays, as `toarray` gives one on the CPU, that these have not.
+ONLY_OF_NUMPY = frozenset((
+    "all", "any", "argpartition", "argsort", "clip", "cumprod", "cumsum", "flatten", "item", "prod",
+    "ravel", "repeat", "sort", "squeeze", "std", "take", "tobytes", "tofile", "tolist", "var",
+))  # fmt: skip
+
+# Attributes of other arrays, of any of these libraries, and what stands in their place here.
 OF_OTHERS = {
     "get": '.to_device("cpu")', "cpu": '.to_device("cpu")', "cuda": '.to_device("cuda")',
     "to": ".to_device(device) or .astype(dtype)",
     "half": '.astype("float16")', "bfloat16": '.astype("bfloat16")',
     "float": '.astype("float32")', "double": '.astype("float64")',
     "to_dense": ".toarray()", "numpy": ".toarray()", "t": ".T",
-    "flatten": ".toarray().flatten", "ravel": ".toarray().ravel", "tolist": ".toarray().tolist",
+    "round": ".rint() or .toarray().round", "swapaxes": ".mT", "itemsize": ".dtype.itemsize",
     "A": ".toarray()", "H": ".T", "getnnz": ".nnz or .tocsr().count_nonzero(axis)",
     "getrow": ".tocsr()[[i]]", "getcol": ".tocsr()[:, [j]]",
     "row": ".tocoo().row", "col": ".tocoo().col", "coords": ".tocoo().coords",
@@ -34,7 +40,9 @@ OF_OTHERS = {
 
 def way_to(name: str) -> str | None:
     """What stands in the place of an attribute of other arrays; None for other names."""
-    return f".tocsr().{name}" if name in ONLY_OF_SCIPY else OF_OTHERS.get(name)
+    if name in ONLY_OF_SCIPY:
+        return f".tocsr().{name}"
+    return f".toarray().{name}" if name in ONLY_OF_NUMPY else OF_OTHERS.get(name)
 
 
 def missing(array: Any, name: str, way_out: str) -> AttributeError:

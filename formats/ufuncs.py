@@ -22,6 +22,12 @@ METHODS = {
 }
 if hasattr(np, "matvec"):  # from NumPy 2.2 on; of a matrix, not of one that stands for vectors
     METHODS |= {np.matvec: ("_matvec", ""), np.vecmat: ("", "_vecmat")}
+# Functions of NumPy's that reach an array as a method of a ufunc.
+CALLED: dict[tuple[np.ufunc, str], str] = {
+    (np.logical_or, "reduce"): "any",
+    (np.logical_and, "reduce"): "all",
+    (np.multiply, "reduce"): "prod",
+}
 SIGNS = {np.matmul: "@", np.multiply: "*"}  # which y *= A turns into a call of a ufunc
 
 
@@ -39,7 +45,8 @@ class Ufuncs:
 def _apply(array: Any, ufunc: np.ufunc, method: str, /, *inputs: Any, **options: Any) -> Any:
     """What `ufunc` gives where `array` is one of its operands."""
     if method != "__call__":
-        raise refusal(array, f"numpy.{ufunc.__name__}.{method}")
+        called = CALLED.get((ufunc, method), f"{ufunc.__name__}.{method}")
+        raise refusal(array, f"numpy.{called}")
     first, *second = inputs
     own = _method(array, ufunc, 0 if first is array else -1)
     if first is not array and ufunc in SIGNS and any(first is y for y in options.get("out") or ()):
@@ -60,7 +67,7 @@ def _method(array: Any, ufunc: np.ufunc, place: int) -> Any:
     names = METHODS.get(ufunc, ("",))
     if hasattr(type(array), names[place]):
         return getattr(array, names[place])
-    vectors = " where it stands for vectors" if any(names) and not names[place] else ""
+    vectors = " with itself as the vectors" if any(names) and not names[place] else ""
     raise refusal(array, f"numpy.{ufunc.__name__}{vectors}")
 
 

@@ -114,8 +114,10 @@ def same_shape(got, want, *, argument: str, other: str) -> None:
 def layer_shapes(x, weight) -> None:
     """Refuse tokens and a weight of these shapes whose linear layer does not exist."""
     if len(weight) != 2 or not x or x[-1] != weight[1]:
+        turned = "; pass weight.T" if len(weight) == 2 and x and x[-1] == weight[0] else ""
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {tuple(x)} and {tuple(weight)}"
+            f"{turned}"
         )
 
 

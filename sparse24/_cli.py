@@ -14,7 +14,7 @@ from sparse24._errors import Sparse24Error
 from sparse24._version import __version__
 
 ANY_FILE = (
-    ".safetensors, .npz or .npy, or of a checkpoint in shards its folder or its "
+    "a .safetensors, .npz or .npy file; for a checkpoint in shards, its folder or its "
     "model.safetensors.index.json"
 )
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -110,11 +110,14 @@ def _add_convert(commands) -> None:
         "convert",
         help="prune and compress the matrices of a checkpoint",
         description="Prune and compress every eligible matrix of IN; other arrays are copied. "
+        "A matrix is eligible if its sides and its name fit --min-size, --include and --exclude; "
+        "inspect lists those that do by default. "
         "OUT is written as a whole or, after an error, not at all.",
     )
     convert.add_argument("source", metavar="IN", type=_path, help=ANY_FILE)
     convert.add_argument("target", metavar="OUT", type=_path,
-                         help=".safetensors or .npz, or if IN is in shards, a folder")  # fmt: skip
+                         help="a .safetensors or .npz file; if IN is in shards, a "
+                         "folder")  # fmt: skip
     convert.add_argument("--pattern", type=_pattern, default=(2, 4), metavar="N:M",
                          help="keep N of every M along the axis (default: 2:4)")  # fmt: skip
     _add_selection(convert)
@@ -123,19 +126,19 @@ def _add_convert(commands) -> None:
                          "the others dense")  # fmt: skip
     convert.add_argument("--method", default="magnitude", metavar="NAME",
                          choices=("magnitude", "wanda", "sparsegpt", "random"),
-                         help="magnitude, wanda, sparsegpt or random "
-                         "(default: %(default)s)")  # fmt: skip
+                         help="magnitude, wanda, sparsegpt or random; wanda and sparsegpt need "
+                         "--calibration (default: %(default)s)")  # fmt: skip
     convert.add_argument("--calibration", metavar="FILE", type=_path,
                          help="file of sample inputs (samples, k), each under the name of its "
-                         "weight, for wanda and sparsegpt")  # fmt: skip
+                         "weight")  # fmt: skip
     convert.add_argument("--report", metavar="FILE", type=_path, help="write a JSON report")
     convert.add_argument("--stacks", action="store_true",
-                         help="also arrays of three axes, the matrices of experts: (e, m, k), or "
-                         "with --axis -2 (e, k, m)")  # fmt: skip
+                         help="also take arrays of three axes, the matrices of experts: (e, m, k), "
+                         "or with --axis -2 (e, k, m)")  # fmt: skip
     convert.add_argument("--dense", action="store_true",
                          help="write the pruned matrices as plain arrays, zeros included, for "
-                         "other programs; of an IN that is compressed already, all of "
-                         "them")  # fmt: skip
+                         "other programs; if IN is compressed already, make all of it dense "
+                         "without pruning")  # fmt: skip
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(run=_commands.convert)
 
@@ -146,9 +149,10 @@ def _add_selection(command) -> None:
                          help="the axis that groups run along: -1 for x @ W.T, -2 for weights "
                          "(k, m) of x @ W (default: %(default)s)")  # fmt: skip
     command.add_argument("--include", default="", metavar="REGEX",
-                         help="only matrices with a matching name (default: all)")  # fmt: skip
+                         help="take only matrices with a matching name (default: all)")  # fmt: skip
     command.add_argument("--exclude", default=_checkpoint.DEFAULT_EXCLUDE, metavar="REGEX",
-                         help="no matrix with a matching name (default: %(default)s)")  # fmt: skip
+                         help="leave out matrices with a matching name "
+                         "(default: %(default)s)")  # fmt: skip
     command.add_argument("--min-size", metavar="N", type=_positive,
                          default=_checkpoint.DEFAULT_MIN_SIZE,
                          help="smallest side of an eligible matrix "

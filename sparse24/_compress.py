@@ -81,6 +81,12 @@ def compress(
     ShapeError, DTypeError, ArgumentError
         If an argument does not fit; the message says what to do.
 
+    See Also
+    --------
+    prune : Choose the elements by calibration, and get a dense array.
+    hybrid : Keep every element of a matrix without a pattern.
+    compress_stream, compress_blocks : For a matrix larger than the GPU's memory.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

@@ -194,7 +194,7 @@ def _report(
         "target": str(target),
         "pattern": list(recipe.pattern),
         "axis": recipe.axis,
-        "method": recipe.method,
+        "method": None if recipe.fitting else recipe.method,  # which chose no element then
         "layers": rows,
         "unchanged": [name for name in file if name not in done],
         "totals": {

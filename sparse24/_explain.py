@@ -70,9 +70,9 @@ def explain(
     Notes
     -----
     Does not wait for the device, unless an `NMArray` or a `HybridArray` has not been multiplied
-    yet.  Of a `HybridArray` it counts what the choice needs, and makes and keeps the copy in
-    another type, or on a GPU the tiles of a transpose, that the product would make;
-    `HybridArray.explain` tells of numbers of columns, without an operand.
+    yet.  For a `HybridArray` it counts what the choice needs.  It also makes and keeps what the
+    product would make: a copy in another type or, on a GPU, the tiles of a transpose.
+    `HybridArray.explain` needs no operand, only a number of columns.
 
     Examples
     --------
@@ -89,8 +89,8 @@ def explain(
         unknown = c is not None or epilogue is not None or a_dtype is not None
         if unknown or (alpha, beta, algorithm) != (1.0, 0.0, "auto"):
             raise ArgumentError(
-                "with offsets, c, alpha, beta, epilogue, algorithm and a_dtype are unknown; drop "
-                "them, as grouped products take none"
+                "grouped products, those with offsets, take no c, alpha, beta, epilogue, algorithm "
+                "or a_dtype; drop them"
             )
         call = Call(None, 1.0, 0.0, dtype, None, scales, "auto", b_dtype, fast_accumulation)
         chosen, why = _grouped_matmul.explained(a, b, out, offsets, call, gated=gated)
@@ -118,8 +118,8 @@ def explained(a, b, out, call: Call) -> Explanation:
     if isinstance(first, HybridArray) and not isinstance(b, Windows24):
         return _explain_hybrid(a, b, out, call)
     raise ArgumentError(
-        "one operand must be a Sparse24Array, an NMArray or a HybridArray; plain arrays are "
-        "checked at each call, and of a Windows24 explain(W.array, b[W.index])"
+        "one operand must be a Sparse24Array, an NMArray or a HybridArray; compress a plain array "
+        "first, and for a Windows24 W call explain(W.array, b[W.index])"
     )
 
 
@@ -191,8 +191,8 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
 
 
 _BY_ROWS = (
-    "the groups do not run along the contracted axis, so the Numba kernel adds up rows, of which "
-    "it skips the zeros"
+    "the groups do not run along the contracted axis, so the Numba kernel adds up the stored rows, "
+    "skipping their zeros"
 )
 
 

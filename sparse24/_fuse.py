@@ -23,7 +23,10 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> Fused:
         return PLAIN
     e = e if e is not None else Epilogue()
     if not isinstance(e, Epilogue):
-        raise ArgumentError(f"epilogue must be a sparse24.Epilogue, got {type(e).__name__}")
+        raise ArgumentError(
+            "epilogue must be a sparse24.Epilogue, such as Epilogue(activation='relu'), got "
+            f"{_check.shown(e)}"
+        )
     out_scale = _check.number(e.out_scale, argument="out_scale")
     if e.activation is not None:
         _check.one_of(e.activation, ACTIVATIONS, argument="activation")

@@ -38,8 +38,8 @@ def matmul(
         Shapes (..., m, k) and (..., k, n); 1-D operands and batch axes as in
         `numpy.matmul`.  Of two plain arrays, one that obeys 2:4 is compressed at each call,
         which waits for the device; if neither does, the product is dense.  Nothing is ever
-        pruned.  Use `compress` for an operand of more than one product.  Plain arrays of types
-        that sparse24 does not store, such as int64 and complex128, have NumPy's product.
+        pruned.  Use `compress` for an operand of more than one product.  NumPy or CuPy multiplies
+        two plain arrays if one has a type that sparse24 does not store, as int64 or complex128.
     out : array, optional
         Where to write the result; any strides.  Must not overlap an operand.
     c : array, optional
@@ -48,8 +48,9 @@ def matmul(
     alpha, beta : float
         Factors of the product and of `c`.
     dtype : dtype, optional
-        Type of the result, int32 or one that operands may have; of float64 operands int8 and int32
-        on the CPU only.  By default that of the operands; int8 gives int32 and fp8 gives bfloat16.
+        Type of the result: int32, or any type that operands may have, but float64 operands give
+        int8 and int32 on the CPU only.  By default that of the operands; int8 gives int32 and fp8
+        gives bfloat16.
     epilogue : Epilogue, optional
         Bias, activation and scales in the same pass; for an `NMArray` that 2:4 cannot hold and a
         `HybridArray` in a second pass, over sums in float32.
@@ -61,7 +62,8 @@ def matmul(
         decompresses.  For 2:4 arrays, and n:m arrays that 2:4 can hold; `HybridArray.matmul` has
         its own, and other formats have no choice.
     a_dtype, b_dtype : dtype, optional
-        Logical type of a plain operand that carries fp8 bits as ``uint8``; of a sparse one its own.
+        Logical type of a plain operand that carries fp8 bits as ``uint8``.  For a sparse operand
+        it can only be the type that this has.
     fast_accumulation : bool, default True
         fp8 on Hopper: keep sums inside the tensor core (14 bits of mantissa).  ``False``
         adds them up in float32 at short intervals.
@@ -82,6 +84,12 @@ def matmul(
         product does not give.
     UnsupportedError
         If the named `algorithm` cannot multiply this, or no kernel stores the `dtype`.
+
+    See Also
+    --------
+    linear : ``x @ A.T`` with a bias and an activation.
+    explain : Which kernel a product runs, and why.
+    grouped_matmul : The products of a mixture of experts.
 
     Notes
     -----
@@ -203,6 +211,11 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
     ShapeError, DTypeError, DeviceError, ArgumentError
         As `matmul`.
 
+    See Also
+    --------
+    matmul, grouped_linear
+    sparse24.torch.linear, sparse24.jax.linear : With gradients, for a dense weight that learns.
+
     Notes
     -----
     Does not wait for the device, except in the first product of a `HybridArray` or `NMArray`.
@@ -235,6 +248,7 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
     if shape and shape[-1] != A.shape[-1]:
         raise ShapeError(
             f"x must have shape (..., k) and A (m, k), got {tuple(shape)} and {tuple(A.shape)}"
+            f"{_turned(shape, A.shape)}"
         )
     plain = bias is None and activation is None
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
@@ -250,6 +264,13 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
         _refuse_type(x, A, x_dtype)
         raise
     return y if rows is x else y.reshape((*shape[:-1], A.shape[0]))
+
+
+def _turned(x: tuple[int, ...], weight: tuple[int, ...]) -> str:
+    """Which operand of a linear layer fits transposed, by their shapes."""
+    if x[-1] == weight[-2]:
+        return "; pass A.mT if the layer computes x @ A"
+    return "; pass x.T, as rows are tokens" if len(x) == 2 and x[0] == weight[-1] else ""
 
 
 def _refuse_type(x, A, x_dtype) -> None:

@@ -133,7 +133,7 @@ def _read_index(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"it is not JSON ({error})") from error
     if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-        raise damaged(path, "it is no index of shards, a JSON object with a weight_map")
+        raise damaged(path, "it is not an index of shards, which has a weight_map")
     if not isinstance(index.get("metadata", {}), dict):
         raise damaged(path, "its metadata is not a JSON object")
     if not index["weight_map"]:

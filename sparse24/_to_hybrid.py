@@ -43,6 +43,10 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
         If a matrix that is stored in tiles on a GPU has more than 4194240 rows, which is 65535
         rows of tiles.
 
+    See Also
+    --------
+    compress : For a matrix that obeys 2:4 or another pattern, or may be pruned to it.
+
     Notes
     -----
     On the GPU this waits for the counts of the first pass, and until all is built.  Building reads
@@ -50,12 +54,12 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     a time.  Each of m * k / 4096 tiles takes 21 bytes, also an empty one.  Where only rows are
     stored, they take the memory of CSR, and nothing is counted.
 
-    On the GPU the first product of a kind temporarily makes the whole matrix dense, unless fewer
-    than one element in 1000 is a non-zero, or making it so would take more than half of the
-    device's memory: then it is multiplied by its non-zeros.  On the CPU it does not if at least
-    three quarters of the elements are zeros, nor do `astype` and the transpose on either device.
-    On the CPU a matrix that has been multiplied takes more memory than SciPy's CSR, unless rows are
-    stored.
+    On the GPU the first product of a kind temporarily makes the whole matrix dense.  It does not,
+    and the matrix is multiplied by its non-zeros, if fewer than one element in 1000 is a non-zero,
+    or the dense matrix would take more than half of the device's memory.  If at least three
+    quarters of the elements are zeros, products on the CPU do not make the matrix dense, and
+    neither do `astype` and the transpose on either device.  On the CPU a matrix that has been
+    multiplied takes more memory than SciPy's CSR, unless rows are stored.
 
     Deciding block by block, with a dense, a swing and a sparse band, is the idea of CROSS [1]_.
 

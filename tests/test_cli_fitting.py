@@ -35,6 +35,7 @@ def test_without_pruning_only_what_obeys_is_compressed(
         np.testing.assert_array_equal(after, before)
     report = json.loads(told.read_text())
     assert report["unfit"] == ["layer.0.weight"]
+    assert report["method"] is None  # nothing was pruned
     assert "layer.0.weight" in report["unchanged"]
     assert [row["kept_energy"] for row in report["layers"]] == [1.0]
     assert "1 eligible matrix left dense, as more than 2 of 4 elements are non-zero" in text

@@ -211,8 +211,8 @@ def test_explain_of_grouped_products(rng):
         "cpu: each expert that has tokens has a product of its own, as always on the CPU"
     )
     for options, words in (
-        ({"alpha": 2.0}, "with offsets, c, alpha, .* are unknown; drop them"),
-        ({"c": np.ones(3)}, "with offsets, c, alpha"),
+        ({"alpha": 2.0}, "grouped products, .* take no c, alpha, .*; drop them"),
+        ({"c": np.ones(3)}, "those with offsets, take no c, alpha"),
         ({"offsets": [1, 2]}, "offsets must have shape"),
     ):
         with pytest.raises((s24.ArgumentError, s24.ShapeError), match=words):

@@ -106,7 +106,7 @@ def test_a_factor_keeps_the_type_of_16_bits():
 def test_what_is_no_epilogue_is_refused():
     a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
     for error, words, epilogue in (
-        (s24.ArgumentError, "epilogue must be a sparse24.Epilogue, got str", "relu"),
+        (s24.ArgumentError, r"be a sparse24.Epilogue, such as .*, got 'relu'$", "relu"),
         (s24.ArgumentError, "bias must be a number, got 'x'", s24.Epilogue(bias="x")),
         (s24.ArgumentError, "out_scale must be a number", s24.Epilogue(out_scale=np.ones(4))),
         (s24.ArgumentError, "upper must be a number, got 'a'", s24.Epilogue(upper="a")),
@@ -127,6 +127,18 @@ def test_what_is_no_epilogue_is_refused():
         s24.linear(x.T, None)
     with pytest.raises(s24.DTypeError, match="out must be an array, got list"):
         a.toarray(out=[1])
+
+
+def test_an_operand_of_a_linear_layer_that_fits_transposed_is_named():
+    a, x = s24.random((8, 12), rng=0), np.ones((5, 12), np.float32)
+    for weight in (a, a.toarray(), s24.hybrid(a.toarray())):
+        with pytest.raises(s24.ShapeError, match=r"\(5, 12\) and \(12, 8\); pass A\.mT if the"):
+            s24.linear(x, weight.T)
+        with pytest.raises(s24.ShapeError, match=r"\(12, 5\) and \(8, 12\); pass x\.T, as rows"):
+            s24.linear(x.T, weight)
+        for other in (np.ones(11), np.ones((5, 12, 7))):
+            with pytest.raises(s24.ShapeError, match=r"A \(m, k\), got .* and \(8, 12\)$"):
+                s24.linear(other, weight)
 
 
 def test_plain_operands_of_other_types_must_fit_too():

@@ -44,18 +44,24 @@ def test_arithmetic_names_the_way_out(a, name):
     combine = getattr(operator, name)
     dense = np.ones((8, 16))
     for left, right in ((a, 2), (2, a), (np.float32(2), a), (a, dense), (dense, a), (a, a)):
-        with pytest.raises(s24.DTypeError, match=r"but what keeps zeros: @, .*\.toarray\(\)"):
+        with pytest.raises(s24.DTypeError, match=r"only what keeps zeros: @, .*\.toarray\(\)"):
             combine(left, right)
     for dividend in (2, np.float32(2), dense):
-        with pytest.raises(s24.DTypeError, match=r"no (/|numpy\.divide)"):
+        with pytest.raises(s24.DTypeError, match=r"not support (/|numpy\.divide), only"):
             dividend / a
+
+
+def test_comparisons_by_order_are_named(a):
+    for compare in (operator.lt, operator.le, operator.gt, operator.ge):
+        with pytest.raises(s24.DTypeError, match=r"does not support order comparisons \(<, "):
+            compare(a, a)
 
 
 def test_windows_multiply_alone():
     w = s24.compress(np.eye(8), pattern=(6, 8)).windows()
     for call in (lambda: w * 2, lambda: np.multiply(2, w), lambda: -w, lambda: np.ones(8) / w,
                  lambda: np.sqrt(w)):  # fmt: skip
-        with pytest.raises(s24.DTypeError, match=r"Windows24 has no .*, but @, where alpha="):
+        with pytest.raises(s24.DTypeError, match=r"Windows24 does not support .*, only @ \(a f"):
             call()
 
 
@@ -67,10 +73,13 @@ def test_ufuncs_of_numpy_name_the_way_out(a):
         (lambda: np.isnan(a), "isnan"),
         (lambda: np.sqrt.at(a, 0), r"sqrt\.at"),
         (lambda: np.add.reduce(a), r"add\.reduce"),
+        (lambda: np.any(a), "any"),
+        (lambda: np.all(a, axis=0), "all"),
+        (lambda: np.prod(a), "prod"),
         (lambda: np.multiply.outer(a, x), r"multiply\.outer"),
         (lambda: operator.iadd(x, a), "add"),
     ):
-        with pytest.raises(s24.DTypeError, match=rf"no numpy\.{name}, but what keeps.*\.to"):
+        with pytest.raises(s24.DTypeError, match=rf"support numpy\.{name}, only what keeps.*\.to"):
             call()
     for options in ({"out": x}, {"dtype": np.float32}, {"where": x > 0}):
         with pytest.raises(s24.ArgumentError, match=r"takes no .*; leave it out, and convert"):
@@ -132,10 +141,12 @@ def test_cupy_leaves_products_to_the_sparse_array(a):
 
 
 def test_transpose_is_t(a):
-    for turned in (a.transpose(), a.transpose((1, 0)), np.transpose(a), np.transpose(a, (-1, -2))):
+    for turned in (a.transpose(), a.transpose((1, 0)), a.transpose(1, 0), a.transpose(axes=[1, 0]),
+                   np.transpose(a), np.transpose(a, (-1, -2))):  # fmt: skip
         np.testing.assert_array_equal(turned.toarray(), a.toarray().T)
-    with pytest.raises(s24.ArgumentError, match=r"axes must be \(1, 0\), got \(0, 1\)"):
-        a.transpose((0, 1))
+    for axes in (((0, 1),), (0, 1)):
+        with pytest.raises(s24.ArgumentError, match=r"must be \(1, 0\), got \(0, 1\); use \.T"):
+            a.transpose(*axes)
     with pytest.raises(s24.ArgumentError, match=r"axes must be \(1, 0\), got 1"):
         np.transpose(a, 1)
 
@@ -143,6 +154,15 @@ def test_transpose_is_t(a):
 def test_a_batch_is_transposed_by_mt(rng):
     with pytest.raises(s24.ArgumentError, match=r"use \.mT"):
         s24.random((3, 4, 8), rng=rng).transpose()
+
+
+def test_the_last_axes_are_exchanged_by_numpy_as_well(a, rng):
+    batch = s24.random((3, 4, 8), rng=rng)
+    for turn in (np.matrix_transpose, np.linalg.matrix_transpose):
+        for array in (a, batch):
+            turned = turn(array)
+            assert type(turned) is type(array)
+            np.testing.assert_array_equal(turned.toarray(), turn(array.toarray()))
 
 
 def test_equality_is_identity_and_never_silent_beside_arrays(a):

@@ -229,3 +229,14 @@ def test_a_layer_names_its_own_argument(make):
         s24.linear(x, layer, dtype="float8")
     with pytest.raises(s24.DTypeError, match=r"^x must not hold integers wider than int8"):
         s24.linear(x.astype(int), layer.astype("int8"))
+
+
+@pytest.mark.parametrize("layers", ["torch", "jax", "functional"])
+def test_a_weight_that_fits_transposed_is_named(layers):
+    make = {"torch": "torch", "jax": "jax.numpy", "functional": "numpy"}[layers]
+    ones = pytest.importorskip(make).ones
+    linear = getattr(s24, layers).linear
+    with pytest.raises(s24.ShapeError, match=r"\(5, 12\) and \(12, 8\); pass weight\.T$"):
+        linear(ones((5, 12)), ones((12, 8)))
+    with pytest.raises(s24.ShapeError, match=r"\(5, 12\) and \(8, 4\)$"):
+        linear(ones((5, 12)), ones((8, 4)))

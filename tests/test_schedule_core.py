@@ -34,7 +34,7 @@ def test_arrays_are_those_of_the_layers_at_every_step(frozen, rng):
                 masks = scheduler.masks
             before = scheduler.state
             for wrong, error, words in (
-                ({"c": given["a"]}, ArgumentError, "weights has no layer 'a'; pass all of"),
+                ({"c": given["a"]}, ArgumentError, r"no layer 'a', only \['c'\]; pass all of"),
                 ({"a": given["a"]}, ArgumentError, "weights has no layer 'b'"),
                 (given | {"b": given["b"][:2]}, ShapeError, r"weights\['b'\] must have the shape"),
                 (given | {"b": given["b"][0]}, ShapeError, r"shape \(4, 8\), got \(8,\)"),

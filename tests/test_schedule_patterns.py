@@ -46,8 +46,10 @@ def test_counts_of_any_shape(pattern, shape, rng):
 ])  # fmt: skip
 def test_a_block_has_two_sides(tile):
     for pattern in (S.Block, S.Elastic, S.TileHybrid):
-        with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got .*[04]"):
+        with pytest.raises(ArgumentError, match=r"a pair \(rows, columns\).*, got .*[04]"):
             pattern(tile)
+    with pytest.raises(ArgumentError, match=r"must be a pair \(rows, columns\), got 4$"):
+        S.Block(4)
     with pytest.raises(ArgumentError, match=r"columns a multiple of 4, got \(4, 6\)"):
         S.Elastic((4, 6))
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
-from sparse24.formats.scipy_names import OF_OTHERS, ONLY_OF_SCIPY
+from sparse24.formats.scipy_names import OF_OTHERS, ONLY_OF_NUMPY, ONLY_OF_SCIPY
 
 MAKERS = {
     "two_four": lambda w: s24.compress(w, on_excess="prune"),
@@ -80,6 +80,15 @@ def test_attributes_of_scipys_arrays_are_found_there(a):
     assert not hasattr(a, "format")
     with pytest.raises(AttributeError, match=r"has no attribute 'diagnoal'$"):
         a.diagnoal()
+
+
+def test_methods_of_numpys_arrays_are_found_there(a):
+    for name in ONLY_OF_NUMPY:
+        assert callable(getattr(a.toarray(), name))
+        with pytest.raises(
+            AttributeError, match=rf"no attribute '{name}'; use \.toarray\(\)\.{name}$"
+        ):
+            getattr(a, name)
 
 
 def test_names_of_cupy_and_torch_lead_to_those_here(a):

@@ -88,11 +88,11 @@ print(f"largest singular value {leading[0]:.1f}")
 # %%
 # A graph
 # -------
-# Matrices with hardly any elements need no other call: of a sparse matrix with fewer than one
-# non-zero among 1000 elements the rows are stored, in the memory of CSR, and no tiles.  Here each
-# node of a graph takes the mean of its neighbours' features, as a graph network does in each layer;
-# the matrix is never dense, on a GPU neither.  :func:`sparse24.torch.matmul` is the same product
-# with a gradient for the features.
+# The same call takes matrices with hardly any elements.  If a sparse matrix has fewer than one
+# non-zero in 1000 elements, its rows are stored instead of tiles, in the memory that CSR takes.
+# Here each node of a graph takes the mean of its neighbours' features, as a graph network does in
+# each layer.  The matrix never becomes dense, not even on a GPU.  :func:`sparse24.torch.matmul` is
+# the same product with a gradient for the features.
 
 nodes, degree = 20_000, 8
 neighbours = np.random.default_rng(3).integers(0, nodes, (nodes, degree))
@@ -119,8 +119,8 @@ assert np.array_equal(again.toarray(), dense)
 # Which path, and why
 # -------------------
 # A *path* is one way to multiply the matrix.  ``H.explain`` lists the paths with their predicted
-# times in seconds, on the CPU rough ones of one thread.  On a GPU there are several; where the
-# dense product is predicted to win, it is chosen, and the reason says so.
+# times in seconds; those on the CPU are rough, and for one thread.  If the dense product is
+# predicted to win, it is chosen, and the reason says so.
 
 H.explain(n=16)
 

@@ -125,7 +125,10 @@ def check_given(state: State, weights: Arrays | None, gradients: Arrays | None) 
 
 def observation(state: State, name: str, weights, gradients) -> Observation:
     if weights is not None and name not in weights:
-        raise ArgumentError(f"weights has no layer {name!r}; pass all of {sorted(state.shapes)}")
+        raise ArgumentError(
+            f"weights has no layer {name!r}, only {sorted(weights)[:5]}; pass all of "
+            f"{sorted(state.shapes)}"
+        )
     weight = _pick(weights, name, state, "weights")
     gradient = _pick(gradients, name, state, "gradients")
     return Observation(name, state.step, state.seed, weight, gradient)

@@ -127,9 +127,8 @@ class Channel(Pattern):
 def _check_tile(tile, width_multiple: int) -> None:
     pair = isinstance(tile, tuple | list) and len(tile) == 2 and all(map(_check.is_index, tile))
     if not pair or min(tile) < 1 or tile[1] % width_multiple:
-        raise ArgumentError(
-            f"tile must be (rows, columns), columns a multiple of {width_multiple}, got {tile!r}"
-        )
+        multiple = f", with columns a multiple of {width_multiple}" if width_multiple > 1 else ""
+        raise ArgumentError(f"tile must be a pair (rows, columns){multiple}, got {tile!r}")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def apply(function: Callable, args: tuple, kwargs: dict) -> Any:
     if function is torch.nn.functional.linear:
         return _linear(*args, **kwargs)
     raise DTypeError(
-        f"torch's {function.__name__} takes no sparse array of sparse24; multiply with @, "
+        f"torch's {function.__name__} does not take arrays of sparse24; multiply with @, "
         "torch.matmul or torch.nn.functional.linear, or call sparse24.convert.to_torch, which "
         "makes it dense"
     )
