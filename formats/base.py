@@ -238,7 +238,7 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
 
 class WaysBack:
-    """For windows: names of other arrays, which they do not have, lead back to the n:m array."""
+    """For windows: an attribute that only arrays have raises an error that names the n:m array."""
 
     if not TYPE_CHECKING:  # as in `ScipyNames`
 

@@ -53,7 +53,7 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
 
 
 def of_rows(form: Form, rows: CsrRows, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
-    """The same of non-zeros row by row."""
+    """As `build`, of non-zeros row by row."""
     if hybrid_listed.are_worth_listing(rows.bits.size, form.shape):
         listed = hybrid_listed.listed(rows, form.shape, form.dtype)
         return listed, listed.nnz

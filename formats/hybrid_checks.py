@@ -125,7 +125,7 @@ def _check_edges(tiles: Tiles) -> None:
 
 
 def _filled(tiles: Tiles, number: int) -> np.ndarray:
-    """Where a tile with values holds some, (64, 64)."""
+    """Boolean (64, 64): where a tile with values holds some that are not zero."""
     kind, start = int(tiles.kinds[number]), int(tiles.starts[number])
     stored = tiles.values[start : int(tiles.starts[number + 1])] != 0
     if kind == DENSE:

@@ -88,7 +88,7 @@ class ListedRows:
         return self.map(_arrays.to_numpy)
 
     def with_values(self, values: Any, dtype: _dtypes.DType) -> ListedRows:
-        """The same places with other elements, but for those that are zero."""
+        """Other elements in the same places; those that are zero are left out."""
         csr = self.csr._replace(bits=values.view(dtype.storage))
         return dataclasses.replace(self, dtype=dtype, csr=_without_zeros(csr, dtype))
 

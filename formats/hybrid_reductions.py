@@ -32,7 +32,7 @@ def _stored(h: Any) -> np.ndarray:
 
 
 def _rows(h: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows start, and their elements, as numbers."""
+    """Where rows start, and their elements in the type of sums."""
     starts, _, bits = h.held()
     return starts, _numbers(bits.view(h.dtype), h)
 

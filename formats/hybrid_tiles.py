@@ -150,7 +150,7 @@ class Tiles:
 
 
 def _moved(starts: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the elements of some tiles begin once they stand together, and where each was."""
+    """Where the elements of some tiles begin once they are moved together, and where each was."""
     counts = starts[here + 1] - starts[here]
     begins = starts_of(counts)
     return begins, np.repeat(starts[here] - begins[:-1], counts) + np.arange(begins[-1])

@@ -95,7 +95,7 @@ def _of_sums(x: Any, axes: tuple[int, ...], place: int, extreme: str, *, keepdim
 
 
 def _of_none(x: Any, ord: Any, axis: Any, *, keepdims: bool) -> Any:
-    """Where there are no elements NumPy says what is zero, and what is an error."""
+    """The norm of an array without elements: NumPy decides what is 0 and what is an error."""
     found = np.linalg.norm(np.zeros(x.shape, x.dtype), ord, axis, keepdims)
     xp = _arrays.namespace(x._elements()[0])
     return found if xp is np else xp.asarray(found)

@@ -112,7 +112,11 @@ def of_stored(
     ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: DType,
     taken: Callable[[Any], Any],
 ) -> Any:  # fmt: skip
-    """The same of elements whose factors are `taken` from the whole array where they vary."""
+    """`ufunc` of stored elements and of a factor of the shape of the whole array.
+
+    ``taken(factor)`` picks the factor of each stored element.  It is called only for a factor that
+    varies within rows; one that does not is broadcast along them.
+    """
     factor = taken(factor) if _varies(factor) else _by_row(factor)
     return of_values(ufunc, values, dtype, factor, result)
 

@@ -104,7 +104,7 @@ def explain(
 
 
 def explained(a, b, out, call: Call) -> Explanation:
-    """The same for the options of a call."""
+    """What `explain` says of a call whose options have been checked."""
     a, b = embedded(a), embedded(b)
     from_left = not isinstance(a, Sparse24Array)
     operand, other = (b, a) if from_left else (a, b)

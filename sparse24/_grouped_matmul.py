@@ -284,7 +284,7 @@ def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, 
 
 
 def _rows(a: Operand24, *, gated: bool) -> int:
-    """Those of the result, tokens as columns."""
+    """Rows of the result, if tokens are its columns."""
     rows = a.shape[1]
     if gated and rows % 2:
         raise ShapeError(

@@ -63,7 +63,10 @@ def _address(x: Any) -> int:
 
 @functools.cache
 def _carried(dtype: Any) -> tuple[str | None, np.dtype | None]:
-    """As what NumPy sees elements of a type, and the type of which they are if that is another."""
+    """How NumPy is shown elements of a torch type, and as which type to view them afterwards.
+
+    The latter is None if NumPy knows the type.
+    """
     name = str(dtype).removeprefix("torch.")
     known = _dtypes.TABLE.get(name)
     if known is not None and known.logical.isbuiltin != 1:
