@@ -36,17 +36,6 @@ def pattern(value) -> tuple[int, int]:
     return n, m
 
 
-def excess(status) -> tuple[int, int]:
-    """First bad group, or -1, and number of bad groups, of a kernel's check.
-
-    Waits for the device.  There the first is stored inverted, so that zeros mean none.
-    """
-    if isinstance(status, tuple):
-        return status
-    inverted, count = status.get().tolist()
-    return ~inverted, count
-
-
 def axis(value, ndim: int) -> int:
     """Return the axis as a non-negative number."""
     try:
