@@ -47,6 +47,16 @@ def axis(value, ndim: int) -> int:
     return number % ndim
 
 
+def matrix_axis(value, ndim: int) -> int:
+    """Return the axis, which must be one of the last two, as -1 or -2."""
+    place = axis(value, ndim) - ndim
+    if place < -2:
+        raise ArgumentError(
+            f"axis must be one of the last two, got {value}; move it there with numpy.moveaxis"
+        )
+    return place
+
+
 def sizes(value, *, argument: str, count: int | None = None, least: int = 0) -> tuple[int, ...]:
     """Return a shape as whole numbers from `least` on; of `count` axes, or of two or more."""
     try:

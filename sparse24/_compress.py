@@ -111,7 +111,7 @@ keeps every element
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign_streams.makes_of(x):
         x, own = _prepared(x, dtype)
-        swap = _check_axis(axis, x.ndim) == -2
+        swap = _check.matrix_axis(axis, x.ndim) == -2
         if transposable:
             _no_other_rule(scores=scores, mask=mask, like=like)
             return _transposable(x, own, on_excess, check, keep_dense)
@@ -194,15 +194,6 @@ def _prepared(x, dtype):
         if wanted is not own:
             return _storage.converted(x, own, wanted), wanted
     return x, own
-
-
-def _check_axis(axis, ndim: int) -> int:
-    place = _check.axis(axis, ndim) - ndim
-    if place not in (-1, -2):
-        raise ArgumentError(
-            f"axis must be one of the last two, got {axis}; move it there with numpy.moveaxis"
-        )
-    return place
 
 
 def _no_other_rule(**given) -> None:
