@@ -78,13 +78,13 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     shown = _plot_cells.image(matrix, values=values)
     place = (-0.5, k - 0.5, m - 0.5, -0.5)
     if values:
-        limit = float(np.max(np.abs(shown), initial=0, where=np.isfinite(shown))) or 1.0
-        colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
-    else:
-        colours = {"cmap": "Greys", "vmin": 0, "vmax": 1}
-    image = ax.imshow(shown, **colours, interpolation="none", extent=place)
-    if values:
+        most = float(np.max(np.abs(shown), initial=0, where=np.isfinite(shown))) or 1.0
+        image = ax.imshow(
+            shown, "RdBu_r", vmin=-most, vmax=most, interpolation="none", extent=place
+        )
         ax.figure.colorbar(image, ax=ax, shrink=0.8)
+    else:
+        ax.imshow(shown, cmap="Greys", vmin=0, vmax=1, interpolation="none", extent=place)
     if groups and _spec.groups(k) <= 64:
         for edge in range(_spec.GROUP, k, _spec.GROUP):
             ax.axvline(edge - 0.5, color="tab:orange", linewidth=0.6)
