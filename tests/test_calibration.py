@@ -200,3 +200,13 @@ def test_calibration_refuses_uneven_batches():
         s24.Calibration(np.zeros((3, 8), "V4"))
     with pytest.raises(s24.ShapeError, match="activations must be the norms of the 8 inputs"):
         s24.prune(np.ones((4, 8)), method="wanda", activations=np.ones(9))
+
+
+def test_targets_must_have_a_feature_for_each_row(rng):
+    seen = s24.Calibration(rng.normal(size=(9, 8)), rng.normal(size=(9, 3)))
+    w = rng.normal(size=(4, 8))
+    message = "targets must have 4 features, one a row of the weights, got 3"
+    with pytest.raises(s24.ShapeError, match=message):
+        s24.refit(w, w, seen)
+    with pytest.raises(s24.ShapeError, match=message):
+        s24.prune(w, method="sparsegpt", calibration=seen)
