@@ -135,7 +135,7 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
     @abstractmethod
     def _moved(self, mover: Callable[[Any], Any]) -> Any:
-        """A copy of which `mover` has copied each array."""
+        """A copy made of what `mover` returns for each stored array."""
 
     @abstractmethod
     def _elements(self) -> tuple[Any, ...]:

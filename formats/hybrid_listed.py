@@ -49,7 +49,7 @@ class ListedRows:
 
     @property
     def source(self) -> ListedRows:
-        """Itself: what is stored by now, as of tiles."""
+        """Itself, as of `Tiles`: these rows are what is stored."""
         return self
 
     @property
@@ -72,7 +72,7 @@ class ListedRows:
 
     @property
     def bytes_in_tiles(self) -> int:
-        """What tiles would take, if they were built."""
+        """Bytes that tiles would take, if they were built."""
         return math.prod(self.grid) * TABLE_BYTES + self.nnz * (self.dtype.itemsize + PLACE_BYTES)
 
     def filled(self) -> int:

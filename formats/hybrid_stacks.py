@@ -101,7 +101,7 @@ class _BoundInTurn(_InTurn):
 
 
 class _Launches:
-    """Launches in turn."""
+    """Several launches as one, made one after another."""
 
     def __init__(self, launches: list[Callable[[int], None]]):
         self._launches = launches

@@ -105,7 +105,7 @@ class Tiles:
 
     @property
     def bytes_in_tiles(self) -> int:
-        """What tiles take: here all."""
+        """Bytes that the tiles take: here all that is stored."""
         return self.nbytes
 
     def filled(self) -> int:
@@ -196,7 +196,7 @@ def starts_of(counts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Transposed:
-    """A transposed matrix before it is built: what is stored of the matrix itself."""
+    """A transposed matrix that is not built yet; holds what is stored of the matrix itself."""
 
     source: Any  # Tiles or ListedRows
     is_listed = False  # by now

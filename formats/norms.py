@@ -54,7 +54,7 @@ def _axes(axis: Any, x: Any) -> tuple[int, ...]:
 
 
 def _way(ord: Any, x: Any, axes: tuple[int, ...], axis: Any) -> Any:
-    """What a table says of an order."""
+    """How the norm of an order is found, by the table for so many axes."""
     table: dict[Any, Any] = {1: _OF_VECTORS, 2: _OF_MATRICES}.get(len(axes), _OF_ALL)
     if isinstance(ord, str | numbers.Real | None) and ord in table:
         return table[ord]

@@ -134,7 +134,7 @@ def _swapped(x, swap: bool):
 
 
 def _checked(status, shape, looked_at: str | None, check: bool | str, swap: bool):
-    """What is left to look at of a check, after the one that does not wait to be asked for."""
+    """Look at the result of a check now if `check` is True; else return what is left for later."""
     if not check or looked_at is None:
         return None
     if check is True:
@@ -178,7 +178,7 @@ def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
 
 
 def _prepared(x, dtype):
-    """The array where it is to be computed, in the wanted type, and that."""
+    """`x` on the device of the backend and in the wanted element type, and that type."""
     told = _foreign.float8_of(x)
     x, _ = _foreign.take(x)
     x = _backend.place(x)

@@ -127,7 +127,7 @@ def _varies(factor: Any) -> bool:
 
 
 def _by_row(factor: Any) -> Any:
-    """A factor that does not, with one column."""
+    """A factor that does not vary within rows, as one column; a number as it is."""
     return factor if np.ndim(factor) == 0 else factor[..., :1]
 
 
@@ -158,7 +158,7 @@ def of_values(ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: D
 
 
 def _without_news(dtype: DType, factor: Any) -> np.errstate:
-    """fp8 saturates silently; of others only a zero beside an infinite factor is no news."""
+    """Silence warnings that tell nothing: all of fp8, which saturates, and 0 times infinity."""
     if dtype.is_float8:
         return np.errstate(all="ignore")
     return np.errstate() if factor is None else np.errstate(invalid="ignore")

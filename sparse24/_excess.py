@@ -11,7 +11,7 @@ from sparse24._errors import PatternError
 
 
 class Whole(NamedTuple):
-    """The check of an array that another one is a part of, and its shape, groups along the end."""
+    """The deferred check of an array, as a part of it keeps it; `shape` has the groups last."""
 
     status: Any
     shape: tuple[int, ...]
@@ -19,7 +19,7 @@ class Whole(NamedTuple):
 
 
 def of_whole(status, shape: tuple[int, ...], argument: str = "x") -> Whole | None:
-    """What a part of an array of this shape keeps of its check, which nothing waits for."""
+    """The deferred check of an array of this shape, for a part of it; waits for nothing."""
     return status if status is None or isinstance(status, Whole) else Whole(status, shape, argument)
 
 

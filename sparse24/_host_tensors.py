@@ -79,7 +79,7 @@ def _carried(dtype: Any) -> tuple[str | None, np.dtype | None]:
 
 
 def _by_torch(x: Any) -> np.ndarray:
-    """What torch makes of the others: its errors, and arrays without elements."""
+    """The view by torch itself, of tensors without such memory: an empty array, or its error."""
     dtype = _dtypes.TABLE.get(str(x.dtype).removeprefix("torch."))
     if dtype is None or dtype.logical.isbuiltin == 1:
         return x.numpy()

@@ -19,7 +19,7 @@ from sparse24._records import MAKING, Compressed24, Operand24
 
 
 class Making:
-    """What is known of the end of all that makes a matrix.
+    """Whether all work that makes a matrix has ended, as far as is known.
 
     Parameters
     ----------
