@@ -84,7 +84,7 @@ class Arithmetic(Unary, Refusals):
         return self._scaled(np.multiply, other)
 
     def __rmul__(self, other: Any) -> Any:
-        """``other * A``; the product for a left operand of which ``*`` is one: it decides."""
+        """``other * A``; the matrix product if ``*`` is that for `other`, as a `numpy.matrix`."""
         return other @ self if _multiplies_by_star(other) else self * other
 
     def __truediv__(self, other: Any) -> Self:

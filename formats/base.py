@@ -135,7 +135,7 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
     @abstractmethod
     def _moved(self, mover: Callable[[Any], Any]) -> Any:
-        """A copy of which `mover` has copied each array."""
+        """A copy made of what `mover` returns for each stored array."""
 
     @abstractmethod
     def _elements(self) -> tuple[Any, ...]:
@@ -239,7 +239,7 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
 
 class WaysBack:
-    """For windows: names of other arrays, which they do not have, lead back to the n:m array."""
+    """For windows: an attribute that only arrays have raises an error that names the n:m array."""
 
     if not TYPE_CHECKING:  # as in `ScipyNames`
 

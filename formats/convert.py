@@ -108,14 +108,14 @@ def column_type(k: int) -> Any:
 
 
 def kept_of(starts, columns, values, kept) -> tuple[Any, Any, Any]:
-    """Where rows start, and their elements, of those that are kept alone."""
+    """CSR arrays of only the elements that `kept` marks: starts, columns and values."""
     xp = _arrays.namespace(values)
     starts = xp.concatenate((starts[:1], xp.cumsum(kept)))[starts]
     return starts, columns[kept], values[kept]
 
 
 def csr_of_24(values, metadata, shape, dtype=None):
-    """The same from the canonical values and metadata of a 2:4 matrix in NumPy arrays."""
+    """CSR matrix from the canonical values and metadata of a 2:4 matrix, NumPy arrays."""
     from scipy import sparse
 
     stored = values.shape[-1]

@@ -100,9 +100,10 @@ def _in_tiles(h: Any, ufunc: np.ufunc, factor: Any) -> Any | None:
 
 
 def _at_places(tiles: ht.Tiles, factor: Any) -> tuple[np.ndarray, np.ndarray]:
-    """On the CPU: the factors of stored values and of overflow; 1 of those that are zero.
+    """The factors of stored values, and those of overflow, on the CPU; 1 for stored zeros.
 
-    Non-zeros are numbered, and the numbers found row by row.
+    Tiles are read row by row with numbers in place of their elements, which say where the factor of
+    each place of the matrix belongs.
     """
     from sparse24.kernels import cpu_hybrid_held
 

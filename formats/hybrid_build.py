@@ -53,7 +53,7 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
 
 
 def of_rows(form: Form, rows: CsrRows, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
-    """The same of non-zeros row by row."""
+    """As `build`, of non-zeros row by row."""
     if hybrid_listed.are_worth_listing(rows.bits.size, form.shape):
         listed = hybrid_listed.listed(rows, form.shape, form.dtype)
         return listed, listed.nnz
@@ -106,7 +106,10 @@ def _build_tiles(form: Form, content: Content, choose: Chooser) -> tuple[ht.Tile
 
 
 def _refuse_more_than_memory(shape: tuple[int, int]) -> None:
-    """Raise before memory is filled that a system may promise, and not have."""
+    """Raise a MemoryError for tiles beyond the host's memory before any of it is filled.
+
+    A system may promise memory that it does not have, and end the process once that is written.
+    """
     needed, whole = math.prod(ht.grid_of(shape)) * MAKING, room.memory("cpu")
     if needed > whole:
         raise MemoryError(

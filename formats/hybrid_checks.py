@@ -52,7 +52,7 @@ def check(tiles: Tiles) -> None:
 
 
 def _check_codes(tiles: Tiles, slots: np.ndarray) -> None:
-    """The codes of 2:4 tiles, which are in these slots."""
+    """Check the codes of 2:4 tiles, which are in these slots."""
     shifts = np.arange(0, 64, 4, dtype=np.uint64)
     at_once = PORTION // ELEMENTS
     for i in range(0, slots.size, at_once):
@@ -85,7 +85,7 @@ def _check_overflow(tiles: Tiles, count: int) -> None:
 
 
 def _check_places(tiles: Tiles, tile: np.ndarray, places: np.ndarray) -> None:
-    """Places of overflow, and the tile of each."""
+    """Check some places of overflow; `tile` has the number of the tile of each."""
     _require((places < ELEMENTS).all(), "overflow_places", f"be below {ELEMENTS}")
     (m, k), across = tiles.shape, tiles.grid[1]
     rows, columns = tile // across * TILE + places // TILE, tile % across * TILE + places % TILE
@@ -111,7 +111,7 @@ def _stored_too(tiles: Tiles, tile: np.ndarray, places: np.ndarray) -> np.ndarra
 
 
 def _check_edges(tiles: Tiles) -> None:
-    """Values of tiles at the right and lower edge are zeros outside of the matrix."""
+    """Check that values of tiles at the right and lower edge are zeros outside of the matrix."""
     (m, k), (down, across) = tiles.shape, tiles.grid
     numbers = np.arange(down * across).reshape(down, across)
     last_row = numbers[-1:] if m % TILE else numbers[:0]
@@ -125,7 +125,7 @@ def _check_edges(tiles: Tiles) -> None:
 
 
 def _filled(tiles: Tiles, number: int) -> np.ndarray:
-    """Where a tile with values holds some, (64, 64)."""
+    """Boolean (64, 64): where a tile with values holds some that are not zero."""
     kind, start = int(tiles.kinds[number]), int(tiles.starts[number])
     stored = tiles.values[start : int(tiles.starts[number + 1])] != 0
     if kind == DENSE:

@@ -139,8 +139,9 @@ def _numbered(stored: Stored) -> tuple[Any, np.ndarray]:
 
 
 def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
-    """The same of the non-zeros in these tiles or rows; SciPy moves their numbers, whatever they
-    are.
+    """A part by keys of rows and columns, of which nothing becomes dense.
+
+    SciPy indexes a matrix of the numbers of the non-zeros: it knows no bfloat16.
     """
     numbers, bits = _numbered(stored)
     rows, across = (_taken(x, n) for x, n in zip(entries, stored.shape, strict=True))

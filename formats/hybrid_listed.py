@@ -49,7 +49,7 @@ class ListedRows:
 
     @property
     def source(self) -> ListedRows:
-        """Itself: what is stored by now, as of tiles."""
+        """Itself, as of `Tiles`: these rows are what is stored."""
         return self
 
     @property
@@ -72,7 +72,7 @@ class ListedRows:
 
     @property
     def bytes_in_tiles(self) -> int:
-        """What tiles would take, if they were built."""
+        """Bytes that tiles would take, if they were built."""
         return math.prod(self.grid) * TABLE_BYTES + self.nnz * (self.dtype.itemsize + PLACE_BYTES)
 
     def filled(self) -> int:
@@ -88,7 +88,7 @@ class ListedRows:
         return self.map(_arrays.to_numpy)
 
     def with_values(self, values: Any, dtype: _dtypes.DType) -> ListedRows:
-        """The same places with other elements, but for those that are zero."""
+        """Other elements in the same places; those that are zero are left out."""
         csr = self.csr._replace(bits=values.view(dtype.storage))
         return dataclasses.replace(self, dtype=dtype, csr=_without_zeros(csr, dtype))
 

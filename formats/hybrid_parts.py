@@ -106,7 +106,7 @@ class HybridParts:
 
 
 class HybridRowsParts(HybridParts):
-    """The same of a matrix of which rows are stored."""
+    """The parts of a `HybridArray` of which only rows are stored."""
 
     __slots__ = ()
 

@@ -11,7 +11,7 @@ from sparse24.formats.reductions import Reductions, number_type
 
 
 class Elements(Reductions):
-    """The dense array of a `HybridArray`."""
+    """Reductions of a `HybridArray`, by its elements in place of the dense array."""
 
     def _reduced(self, ufunc: np.ufunc, axis, dtype, out, keepdims):
         left = np.zeros((2, 2)).sum(axis=axis, keepdims=True).shape  # refuses what is no axis
@@ -32,7 +32,7 @@ def _stored(h: Any) -> np.ndarray:
 
 
 def _rows(h: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows start, and their elements, as numbers."""
+    """Where rows start, and their elements in the type of sums."""
     starts, _, bits = h.held()
     return starts, _numbers(bits.view(h.dtype), h)
 

@@ -90,7 +90,7 @@ class _InTurn:
 
 
 class _BoundInTurn(_InTurn):
-    """The same where each product is one launch; `bind` takes views by address, as `Ready` does."""
+    """An `_InTurn` of single launches, which `bind` lays out for views by address."""
 
     def bind(self, stack, out, stream: int) -> _Launches:
         indices = np.ndindex(stack.shape[:-2])
@@ -101,7 +101,7 @@ class _BoundInTurn(_InTurn):
 
 
 class _Launches:
-    """Launches in turn."""
+    """Several launches as one, made one after another."""
 
     def __init__(self, launches: list[Callable[[int], None]]):
         self._launches = launches

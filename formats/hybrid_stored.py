@@ -245,7 +245,7 @@ def _checked_hint(n_hint: int | None) -> int | None:
 
 
 def chooser(dtype: _dtypes.DType, on_gpu: bool, n_hint: int | None) -> hybrid_build.Chooser:
-    """What chooses the kinds of tiles by their counts."""
+    """The function that chooses the kinds of tiles by their non-zeros and 2:4 overflow."""
     rates = hybrid_cost.rates_for(dtype, on_gpu)
     n = n_hint or hybrid_cost.DEFAULT_N
     return lambda held, spill: hybrid_cost.choose(held, spill, dtype, n, rates)

@@ -105,7 +105,7 @@ class Tiles:
 
     @property
     def bytes_in_tiles(self) -> int:
-        """What tiles take: here all."""
+        """Bytes that the tiles take: here all that is stored."""
         return self.nbytes
 
     def filled(self) -> int:
@@ -150,7 +150,7 @@ class Tiles:
 
 
 def _moved(starts: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the elements of some tiles begin once they stand together, and where each was."""
+    """Where the elements of some tiles begin once they are moved together, and where each was."""
     counts = starts[here + 1] - starts[here]
     begins = starts_of(counts)
     return begins, np.repeat(starts[here] - begins[:-1], counts) + np.arange(begins[-1])
@@ -196,7 +196,7 @@ def starts_of(counts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Transposed:
-    """A transposed matrix before it is built: what is stored of the matrix itself."""
+    """A transposed matrix that is not built yet; holds what is stored of the matrix itself."""
 
     source: Any  # Tiles or ListedRows
     is_listed = False  # by now

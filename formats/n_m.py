@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparse24 import _arrays, _check, _devices, _foreign, _foreign_streams, _gradients
-from sparse24._errors import ArgumentError, PatternError, UnsupportedError
+from sparse24._errors import PatternError, UnsupportedError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
 from sparse24.formats.n_m_storage import NMStorage
 from sparse24.formats.two_four import Sparse24Array
@@ -93,9 +93,7 @@ class NMArray(NMStorage):
         with _foreign_streams.stream_of(x):
             array, own = n_m_parts.in_dtype(_foreign.take(x)[0], dtype)
             _check.at_least_2d(array.shape, argument="x")
-            number = _check.axis(axis, array.ndim) - array.ndim
-            if number < -2:
-                raise ArgumentError(f"axis must be one of the last two, got {axis}")
+            number = _check.matrix_axis(axis, array.ndim)
             array = array if number == -1 else array.swapaxes(-1, -2)
             values, indices, status = n_m_parts.compress(array, own, n, m, on_excess)
             if on_excess == "raise" and check:

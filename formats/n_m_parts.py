@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _excess, _storage
+from sparse24 import _arrays, _dtypes, _excess, _storage
 from sparse24._errors import PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
@@ -86,7 +86,7 @@ def decompress(values, indices, dtype: _dtypes.DType, pattern, k: int):
 
 
 def raise_excess(status, pattern, shape, axis: int) -> None:
-    first, count = _check.excess(status)
+    first, count = _excess.found(status)
     if not count:
         return
     n, m = pattern

@@ -54,7 +54,7 @@ def _axes(axis: Any, x: Any) -> tuple[int, ...]:
 
 
 def _way(ord: Any, x: Any, axes: tuple[int, ...], axis: Any) -> Any:
-    """What a table says of an order."""
+    """How the norm of an order is found, by the table for so many axes."""
     table: dict[Any, Any] = {1: _OF_VECTORS, 2: _OF_MATRICES}.get(len(axes), _OF_ALL)
     if isinstance(ord, str | numbers.Real | None) and ord in table:
         return table[ord]
@@ -95,7 +95,7 @@ def _of_sums(x: Any, axes: tuple[int, ...], place: int, extreme: str, *, keepdim
 
 
 def _of_none(x: Any, ord: Any, axis: Any, *, keepdims: bool) -> Any:
-    """Where there are no elements NumPy says what is zero, and what is an error."""
+    """The norm of an array without elements: NumPy decides what is 0 and what is an error."""
     found = np.linalg.norm(np.zeros(x.shape, x.dtype), ord, axis, keepdims)
     xp = _arrays.namespace(x._elements()[0])
     return found if xp is np else xp.asarray(found)

@@ -51,14 +51,14 @@ class Reductions(ABC):
 
 
 class OfRows(Reductions):
-    """Those of whole rows of a 2:4 or n:m array, or columns if its groups run along these.
+    """Reductions of whole rows of a 2:4 or n:m array (columns, if its groups run along these).
 
-    The stored elements stand for the others, which are zeros.
+    Only stored elements are looked at, and one zero that stands for the rest of the row.
     """
 
     @classmethod
     def of(cls, array: Any, axis: Any) -> OfRows | None:
-        """None where `axis` leaves parts of rows, or a row need not have a zero."""
+        """None if `axis` lacks the one of the groups, or all elements of a row may be stored."""
         if array.device != "cpu" or not array.size:
             return None
         left = np.zeros((2,) * array.ndim).sum(axis=axis, keepdims=True)  # refuses what is no axis

@@ -24,7 +24,7 @@ class KeptTranspose:
         return transposed() if type(transposed) is weakref.ref else transposed
 
     def _kept_transpose(self, make: Callable[[], Any]) -> Any:
-        """The same, made by `make` if there is none."""
+        """`_known_transpose` or, if there is none, what ``make()`` returns, kept from now on."""
         transposed = self._known_transpose()
         if transposed is None:
             transposed = make()

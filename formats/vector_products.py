@@ -52,7 +52,7 @@ def inner(a: Any, b: Any, /) -> Any:
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    """The same of `numpy.tensordot` with ``axes=1``."""
+    """What `numpy.tensordot` gives with ``axes=1``."""
     if _check.is_an_array(axes) or axes != 1:
         raise ArgumentError(
             f"numpy.tensordot takes axes=1 alone with sparse arrays, got {_check.shown(axes)}; "

@@ -83,12 +83,8 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
     pattern: tuple[int, int]
 
     def __init__(self, array: Sparse24Array, index, shape, pattern):
-        fields = {
-            "array": array,
-            "index": _arrays.read_only(index),
-            "shape": tuple(shape),
-            "pattern": tuple(pattern),
-        }
+        fields = {"array": array, "index": _arrays.read_only(index)}
+        fields |= {"shape": tuple(shape), "pattern": tuple(pattern)}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -111,8 +107,12 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         ------
         PatternError
             If the pattern has no windows.
+        ShapeError, ArgumentError
+            If `dense` has fewer than two axes, or `axis` is not one of the last two.
         """
         n, m = _check.pattern(pattern)
+        _check.at_least_2d(dense.shape, argument="dense")
+        axis = _check.matrix_axis(axis, dense.ndim)
         if m % 2 or n > m - 2:
             raise PatternError(
                 f"windows need an even m and n <= m - 2, such as 6:8 or 4:6, got {n}:{m}; "

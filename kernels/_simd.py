@@ -161,7 +161,7 @@ def _places(emit: Emit, metadata, t):
 
 
 def _partners_by_halves(emit: Emit, b, places):
-    """The same with AVX2, which permutes one vector at a time: two permutations and a blend.
+    """`_partners` with AVX2, which permutes one vector at a time: two permutations and a blend.
 
     Elements of 32 bits are looked up within halves of a vector, one group of b in each, in less
     time than across them.  So the halves of b are put where the lanes of their elements are.  A

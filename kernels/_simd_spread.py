@@ -189,7 +189,7 @@ class Spread:
         return moved, flags
 
     def _of_fours(self, values, bits):
-        """Of float64 four columns at a time, as AVX2 permutes eight words: two for each element."""
+        """Spread float64 four columns at a time: AVX2 permutes eight words, two an element."""
         emit, builder = self.emit, self.emit.builder
         four = Emit(emit.context, builder, emit.element, 4)
         words, wholes = ir.VectorType(ir.FloatType(), 8), ir.VectorType(I64, 4)

@@ -50,7 +50,7 @@ def _split(emit: Emit, x, y):
 
 
 def _columns(emit: Emit, parts: list):
-    """Of four vectors, elements 4 i + j as a vector for each j."""
+    """For each j, a vector of the elements 4 i + j of four vectors."""
     (even, odd), (later_even, later_odd) = _split(emit, *parts[:2]), _split(emit, *parts[2:])
     (first, third), (second, fourth) = _split(emit, even, later_even), _split(emit, odd, later_odd)
     return first, second, third, fourth

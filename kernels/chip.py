@@ -47,5 +47,5 @@ def _of(device: int) -> Chip:
 
 
 def multiprocessors(device: int | None = None) -> int:
-    """Of the device of this number, by default the one in use."""
+    """Multiprocessors of the device of this number, by default of the one in use."""
     return chip(device).multiprocessors

@@ -20,19 +20,19 @@ GEFORCE = 256  # of GA10x, Ada and RTX Blackwell; their workstation cards have t
 # docs/benchmarks/log_gemm.rst.
 SPARSE_BFLOAT16 = {90: 2040}
 
-# Of cuBLAS, which takes the warpgroup instructions of Hopper and those of Blackwell: 2 times 1350
-# flops a clock, 650 TFLOP/s on an H200; taken to double with their peak.
+# cuBLAS takes the warpgroup instructions of Hopper, 2 times 1350 flops a clock (650 TFLOP/s on an
+# H200), and those of Blackwell, which are taken to be faster as their peak is.
 DENSE_BFLOAT16 = {90: 1350, 100: 2700, 103: 2700}
 DENSE_OF_PEAK = 0.85  # that cuBLAS reaches elsewhere
 
 
 def fp32(compute_capability: int) -> int:
-    """Of the FP32 units."""
+    """Multiply-adds a clock and multiprocessor of the FP32 units."""
     return FP32.get(compute_capability, 128)
 
 
 def bfloat16(compute_capability: int) -> int:
-    """Of the tensor cores, dense, by instructions of a warp."""
+    """Dense multiply-adds a clock and multiprocessor of tensor cores, by instructions of a warp."""
     return BFLOAT16.get(compute_capability, GEFORCE)
 
 
@@ -42,5 +42,5 @@ def sparse_bfloat16(compute_capability: int) -> int:
 
 
 def dense_bfloat16(compute_capability: int) -> float:
-    """That a dense product of cuBLAS reaches."""
+    """Multiply-adds a clock and multiprocessor that a dense product of cuBLAS reaches."""
     return DENSE_BFLOAT16.get(compute_capability, DENSE_OF_PEAK * bfloat16(compute_capability))

@@ -56,7 +56,7 @@ def launch(
     status : cupy.ndarray of int64, shape (2,), or None
         For ``"mask"`` and ``"check"``: inverted flat index, among the (..., m, ceil(k/4))
         groups, of the first with more than two elements to keep, or 0, and the number of
-        such groups; read by `_check.excess`.
+        such groups; read by `_excess.found`.
     """
     xp = _arrays.cupy_module()
     _check.one_of(rule, RULES, argument="rule")

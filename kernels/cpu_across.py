@@ -19,9 +19,10 @@ from sparse24.kernels.cpu_expanded import masks_of_codes
 from sparse24.kernels.cpu_n_m_few import WORD, expand_rows
 from sparse24.kernels.cpu_operand import Operand
 
-# Of a thread, where it is alone with few columns, and else: more columns have larger sums, and
-# threads take turns with those of BLAS after each block (measured: on two, 4096 x 4096 by one
-# column takes half to two thirds of the time with the larger ones).
+# Bytes of the block that a thread expands at a time: the smaller one for few columns on one thread.
+# More columns have larger sums, and several threads take turns with those of BLAS after each block
+# (measured on two threads: 4096 x 4096 by one column takes half to two thirds of the time with the
+# larger blocks).
 _FEW_COLUMNS = 16
 _BLOCK_BYTES, _LARGE_BYTES = 1 << 20, 1 << 22
 _LEAST_ROWS = 16
@@ -74,7 +75,7 @@ class Across:
             finish(sums.T if by_columns else sums, out, epilogue, *every)
 
     def _rooms(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where a block is expanded, and where it is in the type that BLAS multiplies."""
+        """Memory to expand a block in, and to convert it in for BLAS; the same if types agree."""
         if self._read is not None:
             wide = np.empty(self._shape, self._work)
             return wide, wide

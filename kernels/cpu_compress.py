@@ -256,7 +256,7 @@ def like(metadata: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def at_places(metadata: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The same bit for bit, -0.0 too, of `x` of any type of 1, 2, 4 or 8 bytes."""
+    """As `like`, bit for bit (-0.0 stays), of any element type of 1, 2, 4 or 8 bytes."""
     return _gathered(metadata, x, ~np.dtype(f"u{x.itemsize}").type(0))
 
 

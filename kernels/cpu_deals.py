@@ -36,7 +36,7 @@ class Columns:
 
     def __init__(self, scores: np.ndarray):
         k, rows = scores.shape
-        # Of others, every deal keeps infinitely much, or nobody knows how much.
+        # Columns with inf or NaN are left alone: every deal of them keeps as much, inf or NaN.
         self.usable = np.append(np.isfinite(scores).all(1), True)
         self.lines = np.zeros((k + 1, -(-rows // LANES) * LANES), np.float32)  # the last: zeros
         self.lines[:-1, :rows] = scores

@@ -51,7 +51,7 @@ def _stays(a: Compressed24) -> bool:
 
 
 def _masks(a: Compressed24) -> np.ndarray:
-    """Those of the first product, kept with the record."""
+    """The columns of stored elements as bits, made by the first product and then kept."""
     if MASKS not in a.derived:
         a.derived[MASKS] = masks_of_codes(a.metadata, a.values.shape[1] // 2)
     return a.derived[MASKS]

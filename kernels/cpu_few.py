@@ -51,7 +51,7 @@ def multiply_columns(values, metadata, rest, places, b, ends, column, lanes, sum
 
 @njit
 def _multiply_runs(values, metadata, rest, places, b, ends, lanes, sums, high, shape, last):
-    """The same for all columns, `high` rows at a time; `last` is the shape of the last run."""
+    """`multiply_columns` for all columns, `high` rows at a time; `last` is the last run's shape."""
     n, wide = sums.shape[1], len(shape[1])
     whole = (n - 1) // wide * wide
     for first in range(0, len(values), high):
@@ -63,7 +63,7 @@ def _multiply_runs(values, metadata, rest, places, b, ends, lanes, sums, high, s
 
 
 def _sums(out, epilogue: Fused, rows: slice, columns: slice, dtype) -> np.ndarray:
-    """Where a block is added up: in `out` itself, if nothing happens to the sums and it fits."""
+    """Memory for the sums of a block: `out` itself if it has their type and no epilogue follows."""
     target = out[rows, columns]
     if epilogue.is_plain and out.dtype == dtype and target.flags.carray:
         return target

@@ -135,7 +135,7 @@ def _turn(starts, columns, bits, ends, turned_columns, turned_bits):
 def turned(
     starts: np.ndarray, columns: np.ndarray, bits: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same of the transposed matrix, whose rows are the `k` columns."""
+    """What `held` returns, of the transposed matrix, whose rows are the `k` columns."""
     counts = np.bincount(columns, minlength=k)
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
     turned_columns, turned_bits = np.empty_like(columns), np.empty_like(bits)

@@ -42,7 +42,7 @@ class Masked:
     def __init__(
         self, starts: np.ndarray, columns: np.ndarray, bits: np.ndarray, dtype: DType, k: int
     ):
-        """Of a matrix of k columns, as `cpu_hybrid_held.held` finds its elements."""
+        """A matrix of k columns, whose elements are given as by `cpu_hybrid_held.held`."""
         self.work, self.dtype = work_type(dtype), dtype
         self.masks = np.zeros((starts.size - 1, -(-k // WORD) * (WORD // 8)), np.uint8)
         _set_masks(starts, columns, self.masks)

@@ -38,7 +38,7 @@ class Rows:
         self, starts: np.ndarray, columns: np.ndarray, bits: np.ndarray, dtype: DType,
         *, shared: bool = False,
     ):  # fmt: skip
-        """As `cpu_hybrid_held.held` finds them; `shared` with the matrix, which counts them."""
+        """Rows as `cpu_hybrid_held.held` gives them; bytes `shared` with the matrix count there."""
         self.starts, self.columns = starts, columns
         self.values = bits.view(dtype.logical).astype(dtype.accumulator, copy=False)
         own = (self.starts, self.columns, self.values)
@@ -170,7 +170,7 @@ def _few(count: int, b: np.ndarray, out: np.ndarray) -> bool:
 
 
 def multiply(held: Rows | np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """The same of a `b` and an `out` of the matrix's own types, in any order.
+    """Write ``held @ b`` into `out`, both of the matrix's own types and in any memory order.
 
     `held` may also be the dense matrix in the accumulator's type, which BLAS multiplies.
     """

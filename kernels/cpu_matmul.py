@@ -130,7 +130,7 @@ def decompress_matmul(
     out: np.ndarray,
     epilogue: Fused = PLAIN,
 ) -> None:
-    """The same product by expanding A and calling BLAS.  Parameters as for `matmul`."""
+    """As `matmul`, with the same parameters, by expanding A and calling BLAS."""
     dtype, b_dtype = checked(values, _spec.values_per_row(k), k, b, out)
     if values.ndim == 2 or is_small(out.shape, k):
         dense = cpu_compress.decompress(values, metadata, k)

@@ -39,7 +39,7 @@ def work_type(dtype: DType) -> np.dtype:
 
 
 def work_of(m: int, k: int, n: int, dtype: DType) -> float:
-    """Of a product, to compare with `WAKING`: for one column half as much as for four."""
+    """Work of a product, to compare with `WAKING`; one column is half as much as three."""
     return m * k * (n + 1) / (4 if dtype.name == "int8" else 2)
 
 

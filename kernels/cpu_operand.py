@@ -56,7 +56,10 @@ def pack_tiles(source, rows, step, packed):
 
 @njit
 def _pack_places(metadata, groups, rows, step, packed):
-    """The same of the places in the step's rows of b, from canonical metadata."""
+    """Pack, in the order of the values, each one's place among the step's rows of b.
+
+    From canonical metadata.
+    """
     m, stored = metadata.shape[0], 2 * groups
     to = 0
     for tile in range(-(-m // rows)):
@@ -113,7 +116,7 @@ def _copy_rows(b, first, last, panels):
 
 @njit
 def _turn_columns(b, first, last, panels):
-    """The same of columns that are contiguous: 16 of them at a time, down the rows."""
+    """`_copy_rows` for a `b` of contiguous columns: 16 of them at a time, down the rows."""
     n, (count, high, width) = b.shape[1], panels.shape
     flat = panels.reshape(panels.size)
     whole = first + (last - first) // RUN * RUN

@@ -129,7 +129,7 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Multip
 
 
 def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Multiply | None:
-    """The same of a dense matrix, where BLAS takes both operands and the result."""
+    """What repeats the product of a dense matrix; None unless BLAS takes all arrays as they are."""
     work = a.dtype
     if work not in (np.float32, np.float64) or not (b.dtype == out.dtype == work):
         return None

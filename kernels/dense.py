@@ -26,7 +26,7 @@ MAX_BLOCKS = 8192
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # which cuBLAS multiplies as they lie
 
-# Of a multiprocessor of an H200, used to predict; 16 bits have rates for every chip.
+# Rates of a multiprocessor of an H200, for predictions; those of 16 bits are known for every chip.
 FLOPS_PER_CLOCK = {"float32": 200, "float64": 200}
 # The exact but slow ways of fp8 and int8.
 SLOW_FLOPS_PER_CLOCK = {"float8_e4m3fn": 800, "float8_e5m2": 800, "int8": 20}

@@ -44,7 +44,7 @@ class Types(NamedTuple):
 
     @property
     def halves(self) -> int:
-        """Of the rows of A: those of a gate, and those that it gates."""
+        """Parts of the rows of A: 2 if those of a gate precede those that it gates, else 1."""
         return 2 if self.gated else 1
 
 

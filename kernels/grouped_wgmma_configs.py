@@ -39,7 +39,7 @@ def choose(groups: int, rows: int, columns: int, types: Types, multiprocessors: 
 
 @functools.cache
 def layout(config: Config, types: Types) -> tuple[int, int]:
-    """As many stages as fit, and the bytes of shared memory that they take with all else."""
+    """How many stages fit, and the bytes of shared memory of a block with them."""
     itemsize, out_itemsize = (numpy_dtype(x).itemsize for x in (types.dtype, types.out_dtype))
     stage = (64 * config.block_m + 128 * config.block_n) * config.spans
     of_atom = _spec.ATOM_K * itemsize  # bytes of b along k

@@ -131,7 +131,7 @@ class Ready(BoundProduct):
 
 
 def _room(counts: int, nbytes: int) -> tuple:
-    """Where the pieces of rows pass on their sums; the counts of pieces are zeros."""
+    """Memory in which the pieces of rows pass on their sums, and zeroed counts of the pieces."""
     import cupy
 
     sums, arrived = cupy.empty(nbytes, np.uint8), cupy.zeros(counts, np.uint32)

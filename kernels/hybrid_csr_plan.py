@@ -193,5 +193,5 @@ def rounds(shape: tuple[int, int], nnz: int, longest: int, n: int, dtype: DType)
 
 
 def _usual(n: int, nnz: int, dtype: DType) -> Config:
-    """Of a `b` that can be read by the widest vectors."""
+    """The configuration for a `b` that can be read by the widest vectors."""
     return config(n, min(VECTOR_BYTES // dtype.itemsize, MOST_VECTOR), nnz)

@@ -15,7 +15,7 @@ WARP, VECTOR = 32, 16  # lanes, and bytes of a row of the result that each of th
 
 
 def columns(dtype: DType) -> int:
-    """That a warp takes of its row."""
+    """Columns of its row that a warp takes at a time."""
     return WARP * _of_lane(dtype)
 
 
@@ -72,7 +72,7 @@ class Form(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Of a block, each of whose warps multiplies a row."""
+        """Threads of a block, each of whose warps multiplies a row."""
         return TURNED_THREADS if self.turned else THREADS
 
     def defines(self, dtype: DType) -> loader.Defines:

@@ -110,7 +110,7 @@ class Config:
 
     @property
     def most_warps(self) -> int:
-        """Of a block."""
+        """Warps that a block may have."""
         return self.form.warps[self.planes - 1]
 
     def rounds(self, units: int) -> int:
@@ -118,7 +118,7 @@ class Config:
         return -(-units // (self.shares * self.most_warps))
 
     def warps(self, units: int) -> int:
-        """Of a block: no more than take all of its units in as many rounds, but half of them."""
+        """Warps of a block: as few as need no more rounds for its units, but half of the most."""
         mine = -(-units // self.shares)
         return max(-(-mine // self.rounds(units)), self.most_warps // 2)
 
@@ -146,7 +146,7 @@ def lines_of(k: int, chip: Chip, itemsize: int = 4) -> int:
 
 
 def most_columns(most_shared: int) -> int:
-    """Of a matrix of 16-bit elements, on a chip with so much shared memory."""
+    """The widest matrix of 16-bit elements for a chip with so much shared memory, in columns."""
     lines = most_shared // LINE_BYTES - ZERO_LINES
     return lines // LEAST_LINES * LEAST_LINES
 

@@ -51,7 +51,10 @@ class Ordered:
 
 
 def least_columns(counts: np.ndarray, k: int, height: int) -> int:
-    """Of all strips of `height` rows with so many non-zeros, if no column is empty in a strip."""
+    """Least columns of all strips of `height` rows together, if none is empty in a strip.
+
+    `counts` are the non-zeros of each row.
+    """
     fullest = np.maximum.reduceat(counts, np.arange(0, len(counts), height))
     return int(np.maximum(k, 2 * fullest).sum())
 

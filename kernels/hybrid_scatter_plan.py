@@ -85,7 +85,7 @@ class Config:
 
     @property
     def stages(self) -> int:
-        """As many as fit, and no more than warps that write."""
+        """Stages of the ring: as many as fit, but no more than there are warps that write."""
         return max(s for s in range(1, WRITERS + 1) if self._bytes(s) <= H200.most_shared)
 
     @property

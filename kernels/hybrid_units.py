@@ -38,7 +38,7 @@ class Units:
 
     @property
     def rows(self) -> float:
-        """Of a unit, on average."""
+        """Rows of a unit, on average."""
         return self.matrix_rows / len(self)
 
     def take(self, order: np.ndarray) -> Units:

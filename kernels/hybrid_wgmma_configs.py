@@ -49,7 +49,7 @@ class Config:
 
     @property
     def threads(self) -> int:
-        """Of a block; one warpgroup fetches."""
+        """Threads of a block: the warpgroups that multiply, and one that fetches."""
         return 128 * (self.consumers + 1)
 
     @property
@@ -85,7 +85,7 @@ class Config:
 
     @property
     def stages(self) -> int:
-        """As many as fit."""
+        """Stages of the ring: as many as fit."""
         return max(s for s in range(1, 9) if self._bytes(s) <= H200.most_shared)
 
     @property
@@ -114,5 +114,5 @@ SPECIALISATIONS = tuple({c.name: c for t in (*TABLES.values(), SKIPPING) for c i
 
 
 def offered(table: tuple[Config, ...], n: int) -> list[Config]:
-    """Those for products with so many columns."""
+    """The configurations of a table for products with so many columns."""
     return [c for c in table if c.most_columns is None or n <= c.most_columns]

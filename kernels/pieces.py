@@ -177,7 +177,7 @@ def dense_layout(b, sections: int = PIECES, *, by_columns: bool) -> View:
 
 
 def scratch_bytes(plan: View) -> int:
-    """Of memory that holds sections laid out so."""
+    """Bytes of memory for sections of this layout."""
     *batch, rows, n = plan.shape
     line, lines = max((plan.strides[-2], rows), (plan.strides[-1], n))
     return math.prod(batch) * line * lines

@@ -9,7 +9,7 @@ LEAST_STAGES, MOST_STAGES = 2, 8
 
 
 def deepest(size: Callable[[int], int], blocks: int, most_shared: int) -> tuple[int, int] | None:
-    """As many stages as fit, and for how many blocks; None if two do not fit.
+    """How many stages fit, and blocks on a multiprocessor; None if not even two stages fit.
 
     Two blocks hide the beginning and the end of each other's tiles, so they count more than
     stages: docs/benchmarks/log_grouped.rst.

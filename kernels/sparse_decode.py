@@ -62,7 +62,7 @@ class Config:
 
     @property
     def tile(self) -> TileConfig:
-        """As `sparse_tile` knows it."""
+        """The tile as `sparse_tile` describes tiles."""
         return TileConfig(self.m, self.n, self.k, self.warps, self.stages, blocks=self.blocks)
 
     @property
@@ -169,12 +169,12 @@ def _placed(tile: Tile, problem: Problem) -> Config:
 
 
 def tiles(problem: Problem, config: Config) -> int:
-    """Of the result; a tile has all of its columns."""
+    """Tiles of the result, each of which has all of its columns."""
     return -(-problem.m // config.m) * problem.batch
 
 
 def stages_ahead(problem: Problem, config: Config) -> int:
-    """Of a settled A, before b: not all of a tile, if it has several."""
+    """Stages of a settled A that are read before b; fewer than a tile has, if it has several."""
     return max(1, min(AHEAD[config.n], -(-problem.k // config.k) - 1))
 
 

@@ -41,7 +41,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def widened_bytes(p: Problem, sections: int = pieces.PIECES) -> int:
-    """Of the pieces of b."""
+    """Bytes of the pieces of b."""
     return BYTES * sections * pieces.padded(p.k) * p.n * (p.batch if p.b_batched else 1)
 
 
@@ -166,7 +166,7 @@ class InPieces:
         return len(self._parts) == 1
 
     def scratch_bytes(self, b) -> int:
-        """Of the pieces of a whole b, where `bind` is to put them."""
+        """Bytes of scratch memory in which `bind` is to put the pieces of all of b."""
         return pieces.scratch_bytes(pieces.dense_layout(b, by_columns=self._by_columns))
 
     def bind(self, a: Compressed24, b: View, out: View, stream: int, scratch: int) -> InTurn:

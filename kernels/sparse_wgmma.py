@@ -44,7 +44,7 @@ AHEAD = ((64, 4), (256, 2))
 
 
 def stages_ahead(n: int) -> int:
-    """Of a settled A, before b, in a product with n columns."""
+    """Stages of a settled A that are asked for before b may be read, for n columns."""
     return next((stages for columns, stages in AHEAD if n <= columns), 0)
 
 

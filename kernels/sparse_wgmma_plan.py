@@ -171,7 +171,7 @@ def _from_l2(p: Problem, config: Config, model: Model) -> float:
 
 
 def _bytes_of_row(itemsize: int) -> float:
-    """Of A and its metadata in a stage."""
+    """Bytes that a row of A and of its metadata takes in a stage."""
     return 64 + 16 / itemsize
 
 
@@ -181,7 +181,10 @@ def _rounded(extent: int) -> int:
 
 
 def _stages(p: Problem, config: Config) -> float:
-    """Of 128 bytes of b along k, or twice that, for one tile, or the longest part of one."""
+    """Stages along k for a tile, or for its longest part if k is split.
+
+    A stage is 128 bytes of b along k, or 256 with two spans.
+    """
     atom = _spec.ATOM_K_TF32 if p.tensor_float else _spec.ATOM_K
     of_atom = atom * numpy_dtype(p.dtype).itemsize / (128 * config.spans)
     return -(-atoms_k(p) // config.parts) * of_atom

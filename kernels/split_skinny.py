@@ -133,7 +133,7 @@ def _stage(p: Problem, config: Config, blocks: int) -> float:
 
 
 def _together(power: float, *times: float) -> float:
-    """Of what hides only partly."""
+    """Seconds of steps that hide one another only in part: more than the longest, less than all."""
     return sum(x**power for x in times) ** (1 / power)
 
 

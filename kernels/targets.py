@@ -77,7 +77,7 @@ def inspect(target: Target) -> tuple[str, dict[str, Resources]]:
 
 
 def inspect_all(targets: Sequence[Target]) -> list[tuple[str, dict[str, Resources]]]:
-    """The same of several targets of one chip, disassembled together.
+    """`inspect` for several targets of one chip, which are disassembled together.
 
     The disassembler takes ten times as long to start as to read a cubin.
     """

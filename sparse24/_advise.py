@@ -176,7 +176,7 @@ def _dense_seconds(problem: Problem, facts: dict[str, float]) -> float:
 
 
 def _eight_bit_flops(problem: Problem) -> float | None:
-    """Of cuBLAS, a clock and multiprocessor; None where it has no product of 8 bits for these."""
+    """Flops of cuBLAS a clock and multiprocessor; None where it has no product of these 8 bits."""
     from sparse24.kernels import chip_rates
 
     dtype, capability = problem.dtype, problem.compute_capability

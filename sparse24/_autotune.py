@@ -50,7 +50,7 @@ active: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def measuring() -> Iterator[None]:
-    """Within it, and the blocks that are nested with it in any order, products are measured."""
+    """A context in which products are measured; several may be left in any order."""
     block = Block()
     active.set((*active.get(), block))
     try:

@@ -39,7 +39,7 @@ def operand(a: Operand24, batch: tuple[int, ...]) -> Operand24:
 def _record(
     record: Compressed24 | None, own: tuple[int, ...], batch: tuple[int, ...]
 ) -> Compressed24 | None:
-    """The same of a record, whose batch axes are `own`."""
+    """A record, whose batch axes are `own`, with one batch axis, or none if it is one matrix."""
     if record is None:
         return None
     single = math.prod(own) == 1

@@ -68,8 +68,13 @@ class Calibration:
     def __init__(self, inputs=None, targets=None, *, bias: bool = False):
         self.bias = _check.flag(bias, argument="bias")
         self.count = 0
+        # With a bias, sums are taken of differences from the first input and the first target.
+        # Sums of the inputs themselves would give a constant feature a moment that is rounding
+        # error, perhaps below zero, instead of none.
         self._moment: Any = None
         self._cross: Any = None
+        self._first_input: Any = 0.0
+        self._first_target: Any = 0.0
         self._input_sum: Any = 0.0
         self._target_sum: Any = 0.0
         if inputs is not None:
@@ -93,12 +98,21 @@ class Calibration:
                 raise ShapeError(f"targets must be as many as inputs, {len(x)}, got {len(y)}")
         if self._moment is not None and (y is None) != (self._cross is None):
             raise ArgumentError("targets must come with every batch of inputs, or with none")
+        if self.bias and len(x):
+            x, y = self._from_first(x, y)
         self._moment = x.T @ x + (0.0 if self._moment is None else self._moment)
         self._input_sum = x.sum(0) + self._input_sum
         self.count += len(x)
         if y is not None:
             self._cross = x.T @ y + (0.0 if self._cross is None else self._cross)
             self._target_sum = y.sum(0) + self._target_sum
+
+    def _from_first(self, x, y):
+        """Inputs and targets as differences from the first ones."""
+        if not self.count:
+            self._first_input = x[0].copy()
+            self._first_target = 0.0 if y is None else y[0].copy()
+        return x - self._first_input, None if y is None else y - self._first_target
 
     @staticmethod
     def _rows(given, argument: str, width: int | None):
@@ -176,9 +190,10 @@ class Calibration:
             before, _ = _foreign.take(bias, argument="bias")
             _arrays.logical_dtype(before, argument="bias")  # in others the new one would be rounded
         _check.same_shape(before.shape, new.shape[:1], argument="bias", other="the rows of pruned")
-        mean = self._input_sum / self.count
+        mean = self._first_input + self._input_sum / self.count
         if self._cross is not None:
-            value = self._target_sum / self.count - new.astype(np.float64) @ mean
+            target = self._first_target + self._target_sum / self.count
+            value = target - new.astype(np.float64) @ mean
         elif dense is None:
             raise ArgumentError("new_bias needs the dense weights, as there were no targets")
         else:

@@ -36,17 +36,6 @@ def pattern(value) -> tuple[int, int]:
     return n, m
 
 
-def excess(status) -> tuple[int, int]:
-    """First bad group, or -1, and number of bad groups, of a kernel's check.
-
-    Waits for the device.  There the first is stored inverted, so that zeros mean none.
-    """
-    if isinstance(status, tuple):
-        return status
-    inverted, count = status.get().tolist()
-    return ~inverted, count
-
-
 def axis(value, ndim: int) -> int:
     """Return the axis as a non-negative number."""
     try:
@@ -56,6 +45,16 @@ def axis(value, ndim: int) -> int:
     if not -ndim <= number < ndim:
         raise ArgumentError(f"axis must be in [{-ndim}, {ndim}), got {shown(value)}")
     return number % ndim
+
+
+def matrix_axis(value, ndim: int) -> int:
+    """Return the axis, which must be one of the last two, as -1 or -2."""
+    place = axis(value, ndim) - ndim
+    if place < -2:
+        raise ArgumentError(
+            f"axis must be one of the last two, got {value}; move it there with numpy.moveaxis"
+        )
+    return place
 
 
 def sizes(value, *, argument: str, count: int | None = None, least: int = 0) -> tuple[int, ...]:

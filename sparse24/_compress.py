@@ -117,7 +117,7 @@ keeps every element
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign_streams.makes_of(x):
         x, own = _prepared(x, dtype)
-        swap = _check_axis(axis, x.ndim) == -2
+        swap = _check.matrix_axis(axis, x.ndim) == -2
         if transposable:
             _no_other_rule(scores=scores, mask=mask, like=like)
             return _transposable(x, own, on_excess, check, keep_dense)
@@ -140,7 +140,7 @@ def _swapped(x, swap: bool):
 
 
 def _checked(status, shape, looked_at: str | None, check: bool | str, swap: bool):
-    """What is left to look at of a check, after the one that does not wait to be asked for."""
+    """Look at the result of a check now if `check` is True; else return what is left for later."""
     if not check or looked_at is None:
         return None
     if check is True:
@@ -184,7 +184,7 @@ def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
 
 
 def _prepared(x, dtype):
-    """The array where it is to be computed, in the wanted type, and that."""
+    """`x` on the device of the backend and in the wanted element type, and that type."""
     told = _foreign.float8_of(x)
     x, _ = _foreign.take(x)
     x = _backend.place(x)
@@ -200,15 +200,6 @@ def _prepared(x, dtype):
         if wanted is not own:
             return _storage.converted(x, own, wanted), wanted
     return x, own
-
-
-def _check_axis(axis, ndim: int) -> int:
-    place = _check.axis(axis, ndim) - ndim
-    if place not in (-1, -2):
-        raise ArgumentError(
-            f"axis must be one of the last two, got {axis}; move it there with numpy.moveaxis"
-        )
-    return place
 
 
 def _no_other_rule(**given) -> None:

@@ -96,7 +96,7 @@ def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array
         check = "deferred" if on_excess == "raise" else True
         piece = compress(move(block), on_excess=on_excess, check=check, dtype=named)
         if piece._status is not None:
-            first, count = _check.excess(piece._status)
+            first, count = _excess.found(piece._status)
             first, within = first + start * groups, f" in rows {start}:{stop}"
             _excess.refuse((first, count), x.shape, within=within)
         values = _arrays.to_numpy(piece.values).view(piece.dtype)

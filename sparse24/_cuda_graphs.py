@@ -34,7 +34,7 @@ def keeping(record: Compressed24 | None, out: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_with_hybrid(h: Any, x: Any) -> Iterator[None]:
-    """The same for as long as a hybrid matrix lives that is multiplied with `x`."""
+    """As `keeping`, but for as long as the hybrid matrix `h` lives, which multiplies `x`."""
     if not _is_captured(x):
         yield
         return
@@ -44,7 +44,7 @@ def keeping_with_hybrid(h: Any, x: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_with(owner: Any, x: Any) -> Iterator[None]:
-    """The same for as long as `owner` lives, any object that is multiplied with `x`."""
+    """As `keeping`, but for as long as `owner` lives, any object that multiplies `x`."""
     if not _is_captured(x):
         yield
         return

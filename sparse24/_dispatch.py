@@ -42,7 +42,7 @@ class Launched(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether the kernel waits before it reads `a`, which of a settled one it would not."""
+        """Whether the kernel waits for work before it to end, and would not if `a` was settled."""
         return not self.settled and getattr(self.launcher, "reads_early", False)
 
 

@@ -96,13 +96,16 @@ def lookup(dtype, *, argument: str = "dtype", known: tuple[str, ...] = NAMES) ->
 
 
 def holding(whole: np.dtype, wanted: DType) -> type:
-    """The type by way of which whole numbers become `wanted`, rounded once up to 2**53."""
+    """The float type to which whole numbers are converted before `wanted`.
+
+    It holds them exactly, up to 2**53, so that they are rounded only once.
+    """
     exact = wanted.name == "float64" or (whole.itemsize > 2 and wanted.name != "float32")
     return np.float64 if exact else np.float32
 
 
 def of_numpy(dtype) -> np.dtype | None:
-    """NumPy's dtype of what names one; None of all else, also of arrays, which have one."""
+    """The NumPy dtype that is named by `dtype`; None for all else, also for arrays."""
     if _check.is_an_array(dtype):
         return None
     try:

@@ -112,7 +112,11 @@ def of_stored(
     ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: DType,
     taken: Callable[[Any], Any],
 ) -> Any:  # fmt: skip
-    """The same of elements whose factors are `taken` from the whole array where they vary."""
+    """`ufunc` of stored elements and of a factor of the shape of the whole array.
+
+    ``taken(factor)`` picks the factor of each stored element.  It is called only for a factor that
+    varies within rows; one that does not is broadcast along them.
+    """
     factor = taken(factor) if _varies(factor) else _by_row(factor)
     return of_values(ufunc, values, dtype, factor, result)
 
@@ -123,7 +127,7 @@ def _varies(factor: Any) -> bool:
 
 
 def _by_row(factor: Any) -> Any:
-    """A factor that does not, with one column."""
+    """A factor that does not vary within rows, as one column; a number as it is."""
     return factor if np.ndim(factor) == 0 else factor[..., :1]
 
 
@@ -154,7 +158,7 @@ def of_values(ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: D
 
 
 def _without_news(dtype: DType, factor: Any) -> np.errstate:
-    """fp8 saturates silently; of others only a zero beside an infinite factor is no news."""
+    """Silence warnings that tell nothing: all of fp8, which saturates, and 0 times infinity."""
     if dtype.is_float8:
         return np.errstate(all="ignore")
     return np.errstate() if factor is None else np.errstate(invalid="ignore")

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _check, _spec
+from sparse24 import _spec
 from sparse24._errors import PatternError
 
 
 class Whole(NamedTuple):
-    """The check of an array that another one is a part of, and its shape, groups along the end."""
+    """The deferred check of an array, as a part of it keeps it; `shape` has the groups last."""
 
     status: Any
     shape: tuple[int, ...]
@@ -19,15 +19,26 @@ class Whole(NamedTuple):
 
 
 def of_whole(status, shape: tuple[int, ...], argument: str = "x") -> Whole | None:
-    """What a part of an array of this shape keeps of its check, which nothing waits for."""
+    """The deferred check of an array of this shape, for a part of it; waits for nothing."""
     return status if status is None or isinstance(status, Whole) else Whole(status, shape, argument)
+
+
+def found(status) -> tuple[int, int]:
+    """First bad group, or -1, and number of bad groups, of a kernel's check; waits for the device.
+
+    There the first is stored inverted, so that a status of zeros means that there are none.
+    """
+    if isinstance(status, tuple):
+        return status
+    inverted, count = status.get().tolist()
+    return ~inverted, count
 
 
 def waited(status):
     """A check's result on the host; waits for the device."""
     if isinstance(status, Whole):
-        return status._replace(status=_check.excess(status.status))
-    return None if status is None else _check.excess(status)
+        return status._replace(status=found(status.status))
+    return None if status is None else found(status)
 
 
 def refuse(
@@ -49,7 +60,7 @@ def refuse(
         return
     if isinstance(status, Whole):
         status, shape, argument = status
-    first, count = _check.excess(status)
+    first, count = found(status)
     if count == 0:
         return
     fault = "has more than 2 non-zeros"

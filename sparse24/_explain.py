@@ -104,7 +104,7 @@ def explain(
 
 
 def explained(a, b, out, call: Call) -> Explanation:
-    """The same for the options of a call."""
+    """What `explain` says of a call whose options have been checked."""
     a, b = embedded(a), embedded(b)
     from_left = not isinstance(a, Sparse24Array)
     operand, other = (b, a) if from_left else (a, b)
@@ -124,7 +124,7 @@ def explained(a, b, out, call: Call) -> Explanation:
 
 
 def _explain_n_m(a, b, out, call: Call) -> Explanation:
-    """For patterns that 2:4 cannot hold."""
+    """Explain a product of an `NMArray` whose pattern 2:4 cannot hold."""
     finish = _other_formats.checked(call)
     left = isinstance(a, NMArray)
     array, other = (a, b) if left else (b, a)
@@ -214,7 +214,7 @@ def _as_multiplied(laid: _product.LaidOut):
 
 
 def _explain_cpu(a: Operand24, n: int, algorithm: str, kept: bool, way_out: str) -> Explanation:
-    """For operands that meet in the type of `a`, and by `n` columns."""
+    """Explain a product with `n` columns on the CPU; both operands are converted to a's type."""
     from sparse24.kernels import cpu
 
     (m, k), name, stacked = a.shape[-2:], a.dtype.name, len(a.shape) > 2

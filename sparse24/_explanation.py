@@ -55,7 +55,7 @@ class Explanation:
         return "\n".join(lines)
 
     def _shown(self, able: list[Candidate]) -> list[Candidate]:
-        """Of each kernel what measured fastest, or else is predicted so; and what is chosen."""
+        """The chosen candidate, and the fastest of each kernel, measured or else predicted."""
         best: dict[str, Candidate] = {}
         for candidate in sorted(able, key=lambda c: self.measured.get(c.name, math.inf)):
             best.setdefault(candidate.kernel, candidate)

@@ -133,7 +133,7 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
 
 
 def _other_than_memory(x: Any, argument: str) -> DTypeError:
-    """Of a tensor with a bit for a sign, or for those of all imaginary parts, that memory lacks."""
+    """The error for a lazily negated or conjugated tensor: its memory holds other numbers."""
     if x.is_conj():
         return DTypeError(
             f"{argument} must hold real numbers, got {x.dtype}; pass for example {argument}.real"

@@ -57,7 +57,10 @@ def _orders_streams(x: Any) -> bool:
 
 @contextlib.contextmanager
 def makes_of(x: Any) -> Iterator[None]:
-    """`stream_of` for what makes an array, with whose methods CuPy's current stream may go on."""
+    """`stream_of` for code that makes an array, after which CuPy's current stream waits for it.
+
+    Then methods of the array may run on that stream.
+    """
     with stream_of(x):
         yield
     join(x)

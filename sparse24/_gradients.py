@@ -36,7 +36,7 @@ def refuse(x: Any, argument: str = "the operand") -> None:
 
 
 def refuse_target(out: Any) -> None:
-    """The same of a tensor that something else than a product is to be written to."""
+    """Refuse an `out` that requires a gradient, for functions other than products."""
     if not _records(out):
         return
     raise ArgumentError(
@@ -70,7 +70,7 @@ def _is_traced(x: Any) -> bool:
 
 
 def refuse_options(c: Any, epilogue: Any, scales: Any) -> None:
-    """The same of arrays among the options of a product."""
+    """`refuse` for each array among the options of a product."""
     if "torch" not in sys.modules:
         return
     if c is not None:

@@ -255,7 +255,7 @@ def _experts(As) -> Operand24:
 
 
 def explained(As, b, out, offsets, call: Call, *, gated: bool) -> tuple[str, str]:
-    """What multiplies, and why, for the options of `grouped_matmul`; nothing does now."""
+    """What would multiply, and why, for the options of `grouped_matmul`; nothing runs."""
     a, call = _experts(As), _product.with_own_type(call, b)
     with _foreign_streams.stream_of(b):
         tokens, _, _ = _product.taken(b, a, call, "b")
@@ -267,7 +267,10 @@ def explained(As, b, out, offsets, call: Call, *, gated: bool) -> tuple[str, str
 
 @contextlib.contextmanager
 def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, gated: bool):
-    """Check the rest of a call: a product, and its types; inside, a graph keeps what it makes."""
+    """Check the rest of a call; a context that gives the product and its types.
+
+    What is allocated inside is kept for a CUDA graph, if one is captured.
+    """
     b = tokens.T if by_rows else tokens
     types = Result.of(a, b, out, call, (_rows(a, gated=gated), b.shape[1]))
     if out is None:  # token by token
@@ -284,7 +287,7 @@ def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, 
 
 
 def _rows(a: Operand24, *, gated: bool) -> int:
-    """Those of the result, tokens as columns."""
+    """Rows of the result, if tokens are its columns."""
     rows = a.shape[1]
     if gated and rows % 2:
         raise ShapeError(

@@ -63,7 +63,10 @@ def _address(x: Any) -> int:
 
 @functools.cache
 def _carried(dtype: Any) -> tuple[str | None, np.dtype | None]:
-    """As what NumPy sees elements of a type, and the type of which they are if that is another."""
+    """How NumPy is shown elements of a torch type, and as which type to view them afterwards.
+
+    The latter is None if NumPy knows the type.
+    """
     name = str(dtype).removeprefix("torch.")
     known = _dtypes.TABLE.get(name)
     if known is not None and known.logical.isbuiltin != 1:
@@ -76,7 +79,7 @@ def _carried(dtype: Any) -> tuple[str | None, np.dtype | None]:
 
 
 def _by_torch(x: Any) -> np.ndarray:
-    """What torch makes of the others: its errors, and arrays without elements."""
+    """The view by torch itself, of tensors without such memory: an empty array, or its error."""
     dtype = _dtypes.TABLE.get(str(x.dtype).removeprefix("torch."))
     if dtype is None or dtype.logical.isbuiltin == 1:
         return x.numpy()

@@ -101,7 +101,7 @@ def _found(x, axis):
         if _arrays.is_cupy(matrix):
             from sparse24.kernels import compress
 
-            first, count = _check.excess(compress.check(matrix, dtype))
+            first, count = _excess.found(compress.check(matrix, dtype))
         else:
             from sparse24.kernels import cpu
 

@@ -92,7 +92,7 @@ def modelled(name: str, problem: Problem, config: Any, facts: dict[str, float]) 
 
 
 def with_fewer_columns(problem: Problem) -> Problem:
-    """One for which kernels have the same configurations, and take no longer with any of them.
+    """A problem of fewer columns with the same configurations, none of which takes longer for it.
 
     It lies between the same powers of two, on which configurations depend.  A kernel of
     `ASKS_FOR_TILES` may have more of them for fewer columns.

@@ -140,14 +140,14 @@ def matmul(
 
 
 def _checked_options(algorithm, fast_accumulation, precision) -> bool:
-    """The third one, after a look at the types of all three."""
+    """Check three options; returns `fast_accumulation` as True or False."""
     check_algorithm(algorithm)
     _check.one_of(precision, ("full", "tf32"), argument="precision")
     return _check.flag(fast_accumulation, argument="fast_accumulation")
 
 
 def check_algorithm(name) -> None:
-    """Refuse what is no name; those that there are depend on the device and the operands."""
+    """Refuse what is no text; which names there are depends on the device and the operands."""
     _check.text(name, argument="algorithm", such_as="'auto' or a name that explain lists")
 
 
@@ -274,7 +274,7 @@ def _turned(x: tuple[int, ...], weight: tuple[int, ...]) -> str:
 
 
 def _refuse_type(x, A, x_dtype) -> None:
-    """Raise if it was the type of x that a product has refused, as the left one of two."""
+    """Raise with the name `x` if a product has refused the type of its left operand."""
     if isinstance(A, SparseArray):
         array, _ = _foreign.take(x, argument="x")
         named = _foreign.float8_of(x) if x_dtype is None else x_dtype

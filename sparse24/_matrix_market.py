@@ -79,7 +79,7 @@ def _check_words(text: bytes, field: str) -> None:
 
 
 def _after_comments(text: bytes) -> int:
-    """Where the first line begins that is neither empty nor a comment, which may be indented."""
+    """Where the first line begins that is neither empty nor a comment; both may be indented."""
     start = 0
     while True:
         end = text.index(b"\n", start)

@@ -107,7 +107,7 @@ def _refuse_overlaps(out, call: Call, a, b) -> None:
 
 
 def in_sums(a, b, call: Call) -> tuple[Callable[[], Any], Call]:
-    """What multiplies, and the call that finishes its product, which is not rounded before.
+    """A function that multiplies without rounding, and the call that finishes its product.
 
     These formats round a product to the type of its result.  Where that has 16 bits, and something
     is done to it or another type asked for, sums stay in float32: else a result would show both
@@ -145,7 +145,10 @@ def _result_of(ours: SparseArray, other, *, argument: str) -> str:
 
 
 def _asked(product: Callable[[], Any], finish: Call, a, b, out):
-    """What a call with such operands asks of a product: what is fused elsewhere takes a pass."""
+    """The result of a call: its product, then its options and `out` in a pass of their own.
+
+    The kernels of 2:4 arrays fuse these options; those of other formats do not.
+    """
     target = _target.given(out)
     _refuse_overlaps(target, finish, a, b)
     is_the_result = target is None and finish.is_plain

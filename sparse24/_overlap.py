@@ -10,7 +10,10 @@ from sparse24 import _arrays
 
 
 def shares_memory(x: Any, y: Any) -> bool:
-    """True if two arrays may overlap; exact bounds, as `numpy.may_share_memory`."""
+    """True if the bytes from first to last of two arrays overlap, as in `numpy.may_share_memory`.
+
+    So it is true also of interleaved views, such as even and odd columns.
+    """
     if _arrays.is_cupy(x) != _arrays.is_cupy(y):
         return False
     if isinstance(x, np.ndarray):
@@ -19,7 +22,7 @@ def shares_memory(x: Any, y: Any) -> bool:
 
 
 def overlaps(x: Any, y: Any) -> bool:
-    """True if two arrays on a GPU may overlap, of CuPy or of torch; exact bounds."""
+    """`shares_memory` of two arrays of CuPy or torch on a GPU."""
     low_x, high_x = _byte_bounds(x)
     low_y, high_y = _byte_bounds(y)
     return low_x < high_y and low_y < high_x

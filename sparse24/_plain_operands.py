@@ -21,7 +21,7 @@ from sparse24._records import Operand24
 
 
 def one_sparse(a, b, a_dtype, b_dtype):
-    """Compress the first that obeys 2:4 along the contracted axis."""
+    """Compress the first operand that obeys 2:4 along the contracted axis."""
     if _capturing(a) or _capturing(b):
         return a, b  # a check would wait for the device, which a capture forbids
     left, right = _foreign.take(a, argument="a")[0], _foreign.take(b, argument="b")[0]

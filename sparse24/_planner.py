@@ -72,7 +72,7 @@ class Candidate:
 
     @property
     def problem(self) -> Problem:
-        """As the kernel sees it."""
+        """The problem as the kernel sees it: behind the copies of the variant."""
         return self.variant.problem
 
     @property
@@ -111,10 +111,10 @@ def rank(
 
 
 def fastest(problem: Problem, facts: dict[str, float], *, dense: bool, scale: Scale) -> Candidate:
-    """The first of `rank`, at a fraction of its cost: a product of new sizes waits for it.
+    """The first of `rank`, found at a fraction of its cost, as every product of new sizes waits.
 
-    Looks at kernels and configurations in the order of the least time that each can take, until
-    that of the next one is too long.
+    Kernels and configurations are tried in the order of a lower bound of their time.  The search
+    ends where the next bound exceeds the best time so far.
     """
     kernels = [
         KernelTimes(name, variant, problem, facts, scale)
@@ -140,7 +140,7 @@ def fastest(problem: Problem, facts: dict[str, float], *, dense: bool, scale: Sc
 def fastest_able(
     problem: Problem, facts: dict[str, float], *, dense: bool, scale: Scale
 ) -> Candidate:
-    """The same, but the dense product where every sparse kernel refuses."""
+    """As `fastest`, and the dense product if every sparse kernel refuses."""
     choice = fastest(problem, facts, dense=dense, scale=scale)
     if choice.refusal is None:
         return choice
@@ -148,7 +148,7 @@ def fastest_able(
 
 
 def _first(found: list[Found], kernels: list[KernelTimes]) -> Found:
-    """Of kernels and configurations that take equally long, the one that `rank` puts first."""
+    """The kernel and configuration that `rank` puts first, among some that take equally long."""
     kernel = min((kernel for kernel, _ in found), key=kernels.index)
     able = [config for other, config in found if other is kernel]
     if len(able) > 1 and kernel.name not in ASKS_FOR_TILES:  # those are in order

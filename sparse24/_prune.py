@@ -60,6 +60,9 @@ def prune(
         Keep exactly 2 of 4 in rows and in columns, so that the transpose obeys 2:4
         too: of the 90 legal masks of each 4x4 tile over the last two axes, the
         one with the largest sum of scores, whichever of them is `axis`.  Pattern (2, 4) only.
+        Sums are float32, in which NaN counts as a sixteenth of the largest number.  So an
+        infinity ranks above NaN, several in a tile count as one, and ordinary elements make no
+        difference beside either.
     out : array, shape and dtype of `x`, optional
         Where to write; may be `x` itself or overlap it.
     dtype : str or dtype, optional

@@ -35,7 +35,10 @@ class Rule:
     channels: float
 
 
-def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **rest) -> Rule:
+def of(
+    x, *, pattern, axis, method, scores, transposable, dtype, rng, calibration, hessian,
+    activations, damping, channels,
+) -> Rule:  # fmt: skip
     """Check the arguments of `prune` against an array."""
     n, m = _check.pattern(pattern)
     _check.at_least_1d(x.shape, argument="x")
@@ -49,20 +52,21 @@ def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **re
     damping = _check.positive(damping, argument="damping")
     if channels:
         _check.at_least_2d(x.shape, argument="x")
-    scores = _checked_scores(x, scores, rest["method"])
-    if rest["rng"] is not None and rest["method"] != "random":
+    scores = _checked_scores(x, scores, method)
+    if rng is not None and method != "random":
         raise ArgumentError(
             "rng= is for method='random', and nothing else draws numbers; drop it, or name that"
         )
-    by_name = scores is None and isinstance(rest["method"], str)
+    by_name = scores is None and isinstance(method, str)
     _prune_methods.check_inputs(
-        rest["method"] if by_name else None, calibration=rest["calibration"],
-        hessian=rest["hessian"], activations=rest["activations"],
+        method if by_name else None,
+        calibration=calibration, hessian=hessian, activations=activations,
     )  # fmt: skip
     return Rule(
-        n, m, number, scores=scores,
-        transposable=transposable, dtype=_arrays.logical_dtype(x, named),
-        damping=damping, channels=float(channels), **rest,
+        n, m, number, method, scores,
+        transposable=transposable, dtype=_arrays.logical_dtype(x, named), rng=rng,
+        calibration=calibration, hessian=hessian, activations=activations, damping=damping,
+        channels=float(channels),
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ class ReadyOnCpu:
 
 
 class ReadyWithOptions(ReadyOnCpu):
-    """The same of a call with options, which are read again each time.
+    """A `ReadyOnCpu` for a call with options, which are read again at each call.
 
     `make_epilogue` makes the epilogue of a call from them, and refuses what does not fit.
     """

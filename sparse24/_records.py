@@ -111,7 +111,7 @@ class Operand24:
         return record
 
     def multiplied(self, *, from_left: bool) -> Compressed24 | None:
-        """The record that a product reads: from the left that of the transpose."""
+        """The record that a product reads: `rows` for ``A @ b``, `columns` for ``x @ A``."""
         return self.columns if from_left else self.rows
 
     @property

@@ -69,13 +69,13 @@ class Report:
 
     @property
     def kept_energy(self) -> float:
-        """Of all layers together."""
+        """The share of the energy that was kept of all layers together."""
         scale = _scales.of_largest(max((layer.norm for layer in self.layers), default=0.0))
         return _share([(layer.kept_energy, (layer.norm * scale) ** 2) for layer in self.layers])
 
     @property
     def kept_magnitude(self) -> float:
-        """Of all layers together."""
+        """The share of the magnitude that was kept of all layers together."""
         return _share([(layer.kept_magnitude, layer.magnitude) for layer in self.layers])
 
     @property
@@ -199,7 +199,7 @@ def _sums(x: np.ndarray, dense: np.ndarray) -> tuple[float, ...]:
     blocks = list(_blocks(x.shape))
     sizes = (np.abs(dense[at].astype(np.float64)) for at in blocks)
     scale = _scales.of_largest(max((float(d.max()) for d in sizes if d.size), default=0.0))
-    # Of all and of the kept elements: their squares, and they themselves.
+    # Sums of squares and of magnitudes: of all elements, and of those that were kept.
     energy, squares, magnitude, kept_squares, kept = np.zeros(5)
     for at in blocks:
         size = np.abs(dense[at].astype(np.float64))

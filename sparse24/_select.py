@@ -1,7 +1,8 @@
 """From scores to masks: the best of every group, the best of every tile, whole channels.
 
-Scores are arrays in which more is better; a NaN ranks above infinity.  The meaning
-is that of `kernels.reference`, on NumPy and CuPy arrays alike; nothing here waits.
+Scores are arrays in which more is better; a NaN ranks above infinity, except in tiles, whose
+sums are compared (see `best_of_tiles`).  The meaning is that of `kernels.reference`, on NumPy and
+CuPy arrays alike; nothing here waits.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def best_of_tiles(scores, dtype: _dtypes.DType | None = None):
 
     Tiles are 4x4 over the last two axes of scores that are not negative, or of a CuPy array
     in storage dtype of `dtype`, whose magnitudes count; ragged edges are filled up with
-    zeros.  Sums are float32, as `reference.transposable_mask` says.
+    zeros.  Sums are float32, as `reference.transposable_mask` says.  NaN counts as a sixteenth of
+    the largest number, so an infinity ranks above it, and ordinary scores vanish beside both.
     """
     if dtype is None:
         with np.errstate(over="ignore"):

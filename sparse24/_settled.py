@@ -19,7 +19,7 @@ from sparse24._records import MAKING, Compressed24, Operand24
 
 
 class Making:
-    """What is known of the end of all that makes a matrix.
+    """Whether all work that makes a matrix has ended, as far as is known.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Making:
 
     @classmethod
     def before_now(cls) -> Making:
-        """Of a matrix that is made before what CuPy's current stream does next.
+        """The `Making` of a matrix that is made before whatever CuPy's current stream does next.
 
         While that is captured the matrix may be made by the graph, anew at every replay.
         """

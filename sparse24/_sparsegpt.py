@@ -152,7 +152,7 @@ def _settle_groups(xp, w, inverse, n: int, m: int):
 
 
 def _settle_tiles(xp, w, inverse, n: int, m: int):
-    """The same for 4x4 tiles: the cheapest of the 90 masks for every four rows."""
+    """As `_settle_groups`, for 4x4 tiles: the cheapest of the 90 masks for every four rows."""
     cost, ways, pulls = _prices(xp, w, inverse, n, m)
     place = {tuple(way): i for i, way in enumerate(ways.tolist())}
     table = [[place[tuple(row)] for row in mask] for mask in tile_masks().tolist()]

@@ -77,7 +77,7 @@ def _atom_nibbles_16bit() -> np.ndarray:
 
 
 def _atom_nibbles_8bit() -> np.ndarray:
-    """The same for 8-bit elements: plain row-major, 16 bytes a row."""
+    """Place of the code of (row, group) for 8-bit elements: plain row-major, 16 bytes a row."""
     row = np.arange(ATOM_M)[:, None]
     group = np.arange(ATOM_K // GROUP)[None, :]
     return row * (ATOM_K // GROUP) + group

@@ -108,7 +108,7 @@ def _b_itemsize(problem: Problem) -> int:
 
 
 def staged(launch: Callable[..., None], variant: Variant) -> Callable[..., None]:
-    """``launch(a, b, out, epilogue)`` between the copies of a variant."""
+    """``launch(a, b, out, epilogue)`` with the copies of a variant before and after it."""
 
     def run(a: Compressed24 | Any, b, out, epilogue: Fused) -> None:
         inner_b = aligned_columns(b) if variant.stage_b else b

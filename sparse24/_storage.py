@@ -246,7 +246,7 @@ def move(record: Compressed24, mover) -> Compressed24:
 
 
 def native(record: Compressed24) -> Compressed24:
-    """The record with the one order of codes that its device multiplies with."""
+    """The record with its codes only in the order that products on its device read."""
     on_gpu = _arrays.is_cupy(record.values)
     codes = packed(record) if on_gpu else canonical(record)
     order = {"metadata": None, "packed": codes} if on_gpu else {"metadata": codes, "packed": None}

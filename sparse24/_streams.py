@@ -60,7 +60,7 @@ def _let_go() -> None:
 
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
-    """Captures allow this thread to ask whether work has ended that was enqueued before them."""
+    """A context in which this thread may ask whether work has ended, also during a capture."""
     exchange, mode = _exchange_mode(), ctypes.c_int(RELAXED)
     exchange(ctypes.byref(mode))
     try:

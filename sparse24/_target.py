@@ -102,7 +102,7 @@ class Result(Target):
 
     @classmethod
     def of(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
-        """That of a product with `other`, a dense array; refuses operands on two devices."""
+        """The result of a product of `a` and a dense array; refuses operands on two devices."""
         held = a.elements
         here, there = _arrays.device_of(held), _arrays.device_of(other)
         if here != there:

@@ -39,7 +39,7 @@ def generation() -> int:
 
 
 def changed() -> None:
-    """Something that choices depend on is known anew."""
+    """Note that something on which choices depend has changed."""
     global _changes
     _changes += 1
 

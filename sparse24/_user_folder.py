@@ -34,5 +34,5 @@ def user_folder() -> Path:
 
 @functools.cache
 def _named(chosen: str) -> Path:
-    """The same folder for a whole process, also where it changes its working directory."""
+    """The absolute path, cached: a relative one stays put if the process changes its directory."""
     return Path(os.path.abspath(os.path.expanduser(chosen)))

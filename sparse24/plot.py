@@ -22,9 +22,7 @@ __all__ = ["group_histogram", "roofline", "speedup", "spy", "tile_map"]
 
 
 def _axes(ax: Axes | None) -> Axes:
-    if ax is not None:
-        return ax
-    return pyplot().subplots()[1]
+    return pyplot().subplots()[1] if ax is None else ax
 
 
 def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = None) -> Axes:
@@ -80,9 +78,9 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     shown = _plot_cells.image(matrix, values=values)
     place = (-0.5, k - 0.5, m - 0.5, -0.5)
     if values:
-        limit = float(np.max(np.abs(shown), initial=0, where=np.isfinite(shown))) or 1.0
+        most = float(np.max(np.abs(shown), initial=0, where=np.isfinite(shown))) or 1.0
         image = ax.imshow(
-            shown, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none", extent=place
+            shown, "RdBu_r", vmin=-most, vmax=most, interpolation="none", extent=place
         )
         ax.figure.colorbar(image, ax=ax, shrink=0.8)
     else:
@@ -112,6 +110,8 @@ def group_histogram(a: Any, *, ax: Axes | None = None) -> Axes:
     ------
     ShapeError
         If `a` is not a matrix.
+    UnsupportedError
+        If matplotlib is not installed.
 
     Examples
     --------
@@ -154,6 +154,8 @@ def speedup(
     ArgumentError
         If `cases` are something else, no case has that rival, or one has no time of its own or not
         the field `label`.
+    UnsupportedError
+        If matplotlib is not installed.
 
     Examples
     --------
@@ -217,7 +219,9 @@ def roofline(
     Raises
     ------
     ArgumentError
-        If a rate is not positive, or `points` have no names.
+        If a rate is not a number above 0, or `points` have no names.
+    UnsupportedError
+        If matplotlib is not installed.
 
     Examples
     --------
@@ -226,11 +230,9 @@ def roofline(
     >>> ax.get_xscale()
     'log'
     """
-    if min(bandwidth, dense_peak, sparse_peak) <= 0:
-        raise ArgumentError(
-            "bandwidth, dense_peak and sparse_peak must be positive, got "
-            f"{bandwidth!r}, {dense_peak!r} and {sparse_peak!r}"
-        )
+    bandwidth = _check.positive(bandwidth, argument="bandwidth")
+    dense_peak = _check.positive(dense_peak, argument="dense_peak")
+    sparse_peak = _check.positive(sparse_peak, argument="sparse_peak")
     _check.by_name(points, argument="points", of="(intensity, rate)", optional=True)
     ax = _axes(ax)
     intensity = np.geomspace(1, 1e4, 200)
@@ -263,7 +265,9 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     Raises
     ------
     ArgumentError
-        If `what` is neither.
+        If `what` is neither, or `h` is no `HybridArray`.
+    UnsupportedError
+        If matplotlib is not installed.
 
     Examples
     --------
@@ -271,7 +275,6 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     >>> h = s24.hybrid(np.diag(np.ones(256, np.float32)))
     >>> ax = s24.plot.tile_map(h)
     """
-    from sparse24 import _check
     from sparse24._hybrid import summary as hybrid_summary
     from sparse24.formats.hybrid import HybridArray
     from sparse24.kernels.hybrid_kinds import NAMES
@@ -288,9 +291,8 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         image = ax.imshow(hybrid_summary.tile_fill(h), vmin=0, vmax=1, cmap="viridis")
         ax.figure.colorbar(image, ax=ax)
     else:
-        shades = ["white", "tab:gray", "tab:orange", "tab:blue", "tab:cyan"]
-        last = len(NAMES) - 1
-        image = ax.imshow(h.kinds, vmin=-0.5, vmax=last + 0.5, cmap=colors.ListedColormap(shades))
+        shades = colors.ListedColormap(["white", "tab:gray", "tab:orange", "tab:blue", "tab:cyan"])
+        image = ax.imshow(h.kinds, vmin=-0.5, vmax=len(NAMES) - 0.5, cmap=shades)
         bar = ax.figure.colorbar(image, ax=ax, ticks=range(len(NAMES)))
         bar.ax.set_yticklabels(NAMES)
     ax.set(xlabel="tile along k", ylabel="tile along m")

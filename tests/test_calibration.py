@@ -25,6 +25,26 @@ def test_calibration_sums_batches(xp, rng):
     np.testing.assert_allclose(bias, y.mean(0) - 0.5 * w @ x.mean(0))
 
 
+def test_a_constant_feature_has_no_moment_beside_a_bias(xp, rng):
+    """Whatever numbers are constant, none of them is left with a rounding error, or one below 0."""
+    w = rng.normal(size=(4, 8))
+    for _ in range(20):
+        x = rng.normal(size=(21, 8))
+        x[:, 3] = rng.normal()
+        y = x @ w.T
+        seen = s24.Calibration(xp.asarray(x[:0]), xp.asarray(y[:0]), bias=True)
+        for part in (slice(0, 1), slice(1, 8), slice(8, 21)):
+            seen.update(xp.asarray(x[part]), xp.asarray(y[part]))
+        assert seen.norms[3] == 0
+        assert not seen.hessian[3].any()
+        assert not seen.cross[3].any()
+        s24.prune(xp.asarray(w), method="wanda", calibration=seen)
+        np.testing.assert_allclose(_arrays.to_numpy(seen.new_bias(xp.asarray(w))), 0, atol=1e-12)
+    flat = s24.Calibration(xp.asarray(x[:1].repeat(7, axis=0)), bias=True)
+    got = s24.prune(xp.asarray(w), method="sparsegpt", calibration=flat)
+    np.testing.assert_allclose(_arrays.to_numpy(got), s24.prune(w))  # nothing is known but weights
+
+
 @pytest.mark.parametrize(("dtype", "want"), [("int8", 127), ("float8_e4m3fn", 448)])
 def test_a_new_bias_saturates(dtype, want):
     seen = s24.Calibration(np.full((3, 8), 50.0))
@@ -180,3 +200,13 @@ def test_calibration_refuses_uneven_batches():
         s24.Calibration(np.zeros((3, 8), "V4"))
     with pytest.raises(s24.ShapeError, match="activations must be the norms of the 8 inputs"):
         s24.prune(np.ones((4, 8)), method="wanda", activations=np.ones(9))
+
+
+def test_targets_must_have_a_feature_for_each_row(rng):
+    seen = s24.Calibration(rng.normal(size=(9, 8)), rng.normal(size=(9, 3)))
+    w = rng.normal(size=(4, 8))
+    message = "targets must have 4 features, one a row of the weights, got 3"
+    with pytest.raises(s24.ShapeError, match=message):
+        s24.refit(w, w, seen)
+    with pytest.raises(s24.ShapeError, match=message):
+        s24.prune(w, method="sparsegpt", calibration=seen)

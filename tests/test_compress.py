@@ -18,7 +18,7 @@ from packing_cases import (
     poison,
 )
 
-from sparse24 import _check, _dtypes, _spec
+from sparse24 import _dtypes, _excess, _spec
 from sparse24.kernels import compress, loader, reference
 
 
@@ -98,7 +98,7 @@ def operands(rng, shape, row, kind, layout, rule):
 def check_status(status, x, mask=None):
     bad = reference.excess_groups(x if mask is None else mask).ravel()
     first = int(np.argmax(bad)) if bad.any() else -1
-    assert _check.excess(status) == (first, int(bad.sum()))
+    assert _excess.found(status) == (first, int(bad.sum()))
 
 
 @pytest.mark.gpu
@@ -166,7 +166,7 @@ def _to_gpu(x):
 def test_check_alone(rng, layout):
     row = _dtypes.TABLE["bfloat16"]
     x = reference.prune(matrix(rng, (300, 515), row))
-    assert _check.excess(compress.check(place(x, layout), row)) == (-1, 0)
+    assert _excess.found(compress.check(place(x, layout), row)) == (-1, 0)
     x[123, 400:404] = 1
     x[299, 512:515] = 1
     check_status(compress.check(place(x, layout), row), x)
@@ -178,4 +178,4 @@ def test_many_bad_groups_are_counted(rng):
     row = _dtypes.TABLE["bfloat16"]
     x = np.ones((1000, 4096), row.logical)
     x[0, :4] = 0
-    assert _check.excess(compress.check(place(x), row)) == (1, 1000 * 1024 - 1)
+    assert _excess.found(compress.check(place(x), row)) == (1, 1000 * 1024 - 1)

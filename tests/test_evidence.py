@@ -116,7 +116,9 @@ def test_every_other_gpu_has_a_folder_of_its_name(gpu, name, tmp_path):
 
 
 def test_every_record_lies_in_the_folder_of_its_gpu():
-    for path in recorded.DATA.rglob("*.json"):
+    paths = list(recorded.DATA.rglob("*.json"))
+    assert len(paths) > 10
+    for path in paths:
         record = json.loads(path.read_text())
         assert path.parent == _evidence.folder(recorded.DATA, record["header"].get("gpu")), path
         _evidence.refuse_other_gpu(path, record["header"].get("gpu"))

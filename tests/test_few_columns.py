@@ -42,7 +42,9 @@ def test_no_prediction_is_below_the_bytes(weight):
     m, k = weight
     for n in (1, 8, 32, 128, 256):
         for kernel in (sparse_wgmma, sparse_skinny):
-            for config in kernel.configs(problem(m, k, n)):
+            configs = kernel.configs(problem(m, k, n))
+            assert configs
+            for config in configs:
                 seconds = kernel.predict(problem(m, k, n), config, CHIP)
                 assert seconds > 1.125 * m * k / 5e12
 

@@ -50,7 +50,9 @@ def test_other_patterns_round_trip(suffix, pattern, shape, tmp_path, rng):
         "turned": make(x, pattern=pattern, on_excess="prune").T,
     }
     save(tmp_path / f"a.{suffix}", arrays)
-    for name, loaded in load(tmp_path / f"a.{suffix}").items():
+    found = load(tmp_path / f"a.{suffix}")
+    assert found.keys() == arrays.keys()
+    for name, loaded in found.items():
         array = arrays[name]
         assert (loaded.pattern, loaded.axis, loaded.shape) == (pattern, array.axis, array.shape)
         np.testing.assert_array_equal(bits(loaded.values), bits(array.values))

@@ -47,6 +47,7 @@ def test_lanes_that_read_at_once_read_different_banks(rng, most_words, most):
 
 def test_lanes_without_an_element_read_a_line_of_another(rng):
     values, columns = slots_of(made(rng, (40, 3000), 0.97)[1])
+    assert 0 < np.count_nonzero(values) < values.size
     eights = zip(values.reshape(-1, 8), columns.reshape(-1, 8))
     for value, column in eights:
         wanted = set(column[value != 0]) or {0}

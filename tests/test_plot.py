@@ -137,8 +137,13 @@ def test_cases_without_a_field_are_refused(ax):
 
 
 def test_a_roof_needs_rates(ax):
-    with pytest.raises(s24.ArgumentError, match="must be positive"):
-        s24.plot.roofline(bandwidth=0, ax=ax)
+    for rate in ("bandwidth", "dense_peak", "sparse_peak"):
+        with pytest.raises(s24.ArgumentError, match=f"{rate} must be above 0, got 0"):
+            s24.plot.roofline(**{rate: 0}, ax=ax)
+        with pytest.raises(s24.ArgumentError, match=f"{rate} must be a number, got 'fast'"):
+            s24.plot.roofline(**{rate: "fast"}, ax=ax)
+        with pytest.raises(s24.ArgumentError, match=f"{rate} must be above 0, got nan"):
+            s24.plot.roofline(**{rate: float("nan")}, ax=ax)
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):

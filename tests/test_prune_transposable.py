@@ -84,6 +84,18 @@ def test_transposable_takes_negative_scores(xp, rng):
         assert (tile * mask).sum() == pytest.approx(brute_force(tile + 9) - 72)
 
 
+@pytest.mark.parametrize("beside", [np.nan, np.inf])
+def test_a_nan_or_an_infinity_is_kept_and_others_of_its_tile_vanish_beside_it(xp, beside):
+    x = np.ones((4, 4), np.float32)
+    x[0] = 2, 9, 3, beside
+    kept = _arrays.to_numpy(s24.mask(xp.asarray(x), transposable=True))
+    np.testing.assert_array_equal(kept, reference.transposable_mask(x))
+    assert kept[0].tolist() == [False, False, True, True]  # not the 9: of equal sums the first
+    x[0, 1] = np.inf
+    kept = _arrays.to_numpy(s24.mask(xp.asarray(x), transposable=True))
+    assert kept[0, 1] or (beside == np.inf and kept[0, 3])  # several infinities count as one
+
+
 @pytest.mark.filterwarnings("error")
 def test_transposable_takes_scores_beyond_float32():
     scores = np.full((4, 4), -1e300)

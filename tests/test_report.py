@@ -42,6 +42,16 @@ def test_report_of_what_is_not_finite_does_not_warn(size):
     assert np.isnan(s24.report(np.full((4, 4), size), np.full((4, 4), size)).kept_energy)
 
 
+@pytest.mark.parametrize("pattern", [(2, 4), (1, 4), (3, 8)])
+def test_a_single_element_too_many_in_one_group_is_told(pattern):
+    n, m = pattern
+    x = np.zeros((3, 2 * m))
+    x[1, m : m + n] = 1
+    assert s24.report(x, pattern=pattern).obeys
+    x[1, m + n] = 1
+    assert not s24.report(x, pattern=pattern).obeys
+
+
 def test_report_counts_and_totals(rng):
     dense = {"a": rng.standard_normal((4, 10)), "b": rng.standard_normal((2, 8))}
     pruned = {"a": s24.compress(dense["a"], on_excess="prune"), "b": dense["b"]}

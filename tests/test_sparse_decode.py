@@ -80,7 +80,9 @@ def test_no_prediction_is_below_the_bytes(weight):
     m, k = weight
     chip = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
     for n in (1, 8, 16, 24, 32, 48):
-        for config in sparse_decode.configs(problem(m=m, k=k, n=n)):
+        configs = sparse_decode.configs(problem(m=m, k=k, n=n))
+        assert configs
+        for config in configs:
             assert (
                 sparse_decode.predict(problem(m=m, k=k, n=n), config, chip) > 1.125 * m * k / 5e12
             )

@@ -64,7 +64,9 @@ def test_every_block_gets_a_part_of_k(dtype):
     """One without would wait for stages that never come; of bytes a wide stage has two atoms."""
     for k in [*range(8, 600, 40), *range(600, 9000, 376)]:
         problem = make_problem(264, 72, k, dtype)
-        for config in sparse_wgmma.configs(problem):
+        configs = sparse_wgmma.configs(problem)
+        assert configs
+        for config in configs:
             of_stage = config.spans if dtype != "bfloat16" else 1
             assert -(-sparse_wgmma_plan.atoms_k(problem) // of_stage) >= config.parts
 

@@ -276,7 +276,9 @@ def test_masks_of_a_loaded_state_reach_layers_without_one():
     again, later = st.sparsify(model(), {"*": {}}), S.MaskScheduler(S.rigl(0.5, total_steps=10))
     later.load_state_dict(scheduler.state_dict())
     st.update_masks(again, later)
-    for name, layer in st.sparse_layers(again).items():
+    layers = st.sparse_layers(again)
+    assert layers.keys() == masks.keys() != set()
+    for name, layer in layers.items():
         assert torch.equal(layer.mask, masks[name])
 
 

@@ -31,6 +31,19 @@ def test_windows_hold_every_element_once(half, k, seed):
     np.testing.assert_array_equal(back, x)
 
 
+def test_windows_take_either_name_of_an_axis():
+    x = np.zeros((8, 12), np.float32)
+    x[:6, [0, 3, 5]] = 1
+    for axis, same in [(1, -1), (0, -2)]:
+        by_name = Windows24.from_dense(x, (6, 8), axis=axis)
+        assert by_name.axis == same
+        np.testing.assert_array_equal(by_name.toarray(), x)
+    with pytest.raises(s24.ArgumentError, match="axis must be one of the last two, got 0"):
+        Windows24.from_dense(x[None], (6, 8), axis=0)
+    with pytest.raises(s24.ShapeError, match="dense must have at least two axes"):
+        Windows24.from_dense(x[0], (6, 8))
+
+
 @pytest.mark.parametrize("pattern", [(6, 8), (4, 6), (4, 8), (14, 16)])
 def test_products_over_windows(xp, rng, pattern):
     x = s24.prune(rng.integers(-9, 10, (9, 44)).astype(np.float32), pattern=pattern)

@@ -91,9 +91,12 @@ def test_what_the_language_model_shows():
 
 def test_where_packed_averages_of_gradients_gain():
     says("CHANGELOG.md", "over the GPUs' own links there is nothing to gain")
+    by_sockets, by_links = [], []
     for case in cases("h100/reduction").values():
-        gain = ratio(case, "ddp")
-        assert gain > 1.5 if "by sockets" in case["name"] else gain < 1.02
+        found = by_sockets if "by sockets" in case["name"] else by_links
+        found.append(ratio(case, "ddp"))
+    assert min(by_sockets) > 1.5
+    assert max(by_links) < 1.02
 
 
 def test_how_much_faster_than_scipy_a_product_with_one_vector_is():

@@ -221,7 +221,11 @@ def _expert(a: Operand24, number: int) -> Operand24:
 
 
 def _record(rows: Compressed24, number: int) -> Compressed24:
-    """That of one matrix; on a GPU it is kept, with the layouts that kernels derive from it."""
+    """The record of one matrix of a stack.
+
+    On a GPU it is kept with the stack, so that the layouts which kernels derive from it are made
+    only once.
+    """
     kept = rows.derived.setdefault(EXPERTS, {}) if _arrays.is_cupy(rows.values) else {}
     if number not in kept:
         arrays = (rows.values, rows.metadata, rows.packed)

@@ -21,8 +21,10 @@ def fill(multiply: Callable[..., None], out, epilogue: Fused, types: Result) -> 
     multiply : callable
         ``multiply(y, epilogue, types)`` stores the product of all experts in y (2 m, n).
     out : array, shape (m, n)
-    epilogue, types
-        Of `out`.
+    epilogue : Fused
+        What happens to the product before the gate, and the activation of the gate.
+    types : Result
+        Types of the product and of `out`.
     """
     xp, wide = _arrays.namespace(out), real_of(types.name)
     (m, n), tokens = out.shape, out.T

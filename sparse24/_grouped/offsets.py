@@ -77,7 +77,7 @@ def _of_gpu(array: Any, like: Any) -> Any:
 
 
 def validated(offsets: np.ndarray, tokens: int) -> np.ndarray:
-    """The same offsets, of NumPy, if they begin with 0, end with `tokens` and never decrease."""
+    """Return NumPy offsets that begin with 0, end with `tokens` and never decrease; else raise."""
     if offsets[0] != 0:
         raise ArgumentError(
             f"offsets must begin with 0, the first token, got {offsets[0]}; tokens of no expert "

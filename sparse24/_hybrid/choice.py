@@ -91,9 +91,10 @@ def kind_of(path: str, n: int, balance: bool) -> str:
 
 
 def way_of(path: str, b, out) -> str:
-    """Which of a path's launches reads such an operand and writes such a result.
+    """The variant of a path's launch that reads such an operand and writes such a result.
 
-    As `bound` of ``hybrid_stream`` and ``hybrid_wgmma`` tells them apart: each has its own tables.
+    Each variant has tables of its own on the GPU.  They are told apart as by `bound` of
+    ``hybrid_stream`` and ``hybrid_wgmma``.
     """
     if path == "stream":
         row, column = b.strides
@@ -106,7 +107,7 @@ def way_of(path: str, b, out) -> str:
 
 
 class Ran:
-    """A mark that a kind of product has been run, kept with the matrix."""
+    """Marks that a kind of product has been run: the matrix keeps it like a layout of no bytes."""
 
     nbytes = 0
 
@@ -135,7 +136,7 @@ def explain(h, n: int, *, copied: str | None = None) -> dict:
 
 
 def _lacking(h, n: int) -> str:
-    """What to say of paths for which the device has no room; nothing of such as it never takes."""
+    """Words on paths for which the device has no room; "" if none of them would be considered."""
     takes_dense = h.device != "cpu" or hybrid_on_cpu.would_take_blas(h, n)
     return room.lacking(h) if takes_dense else ""
 

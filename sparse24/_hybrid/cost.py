@@ -30,8 +30,9 @@ DEFAULT_N = 16  # columns assumed where the caller says nothing
 # Share of non-zeros below which a sparse matrix is stored by rows, not in tiles, and on a GPU the
 # path csr alone is considered, so that nothing becomes dense.
 NEARLY_EMPTY = 0.001
-# The same share, for storing alone, of a matrix with so many elements or more.  Its tiles would
-# hardly be smaller, as they would be scattered, and the path csr would copy the rows from them.
+# The share below which a matrix of LARGE elements or more is stored by rows; other paths than csr
+# are still considered.  Its tiles, mostly scattered ones, would hardly take less memory, and csr
+# would need a copy of the rows beside them.
 SPARSE, LARGE = 0.05, 1 << 30
 
 
@@ -73,7 +74,8 @@ CPU_CALL, CPU_READ, CPU_MULTIPLY = 5e-6, 2.5e-10, 2.7e-11
 def bucket(n: int) -> int:
     """The number of columns that stands for `n` where a choice is remembered.
 
-    From 65 to 512 times hang on how `n` fits into lines and tiles; else a power of two will do.
+    A power of two, but finer steps from 65 to 512 columns, where times depend on how `n` fits into
+    lines and tiles.
     """
     if n <= 4:
         return n
@@ -181,10 +183,10 @@ POWER_ZEROS, POWER_TIME = (0.8, 0.9, 0.95, 0.99), (1.0, 0.96, 0.94, 0.9)
 
 
 def dense_work(m: int, k: int, n: int, multiprocessors: int, density: float) -> float:
-    """The time of a dense product with many columns, as multiply-adds at the full rate.
+    """The time of a dense product with many columns, in multiply-adds at the full rate.
 
-    More than the product has where tiles do not fill whole waves of blocks; fewer where most
-    elements are zeros.
+    These are more than the product has where its tiles do not fill whole waves of blocks, and fewer
+    where most elements are zeros, which save power.
     """
 
     def work(rows: int, columns: int, rate: float, parts: int) -> float:

@@ -28,7 +28,7 @@ GATHER_SECOND, GATHER_MOST = 2.5e-6, 2
 
 
 def times(h, n: int, lines, device: Chip) -> dict[str, float]:
-    """The paths that read the non-zeros once."""
+    """Seconds by path, of those that read every non-zero once."""
     from sparse24.kernels import (
         hybrid_gather,
         hybrid_rows,

@@ -47,13 +47,16 @@ def _csr_layout(h):
 
 
 def _layout_of_elements(kernel: str, h):
-    """That of a path which reads non-zeros one by one."""
+    """The layout of a path whose `kernel` reads non-zeros one by one."""
     module = importlib.import_module(f"sparse24.kernels.{kernel}")
     return module.prepare(_bits(h), h._dtype, h._xp)
 
 
 def _sum_layout(name: str, h):
-    """That of a path which adds a second product to the one of a 2:4 matrix."""
+    """The layout of a path that adds the product of a 2:4 matrix and a second one.
+
+    `name` is that of its class in `_hybrid.two_four`.
+    """
     from sparse24._hybrid import two_four
 
     return getattr(two_four, name)(h)
@@ -87,7 +90,10 @@ def known(h, name: str, find: Callable[[], Any]) -> Any:
 
 
 def _kept(find: Callable[..., Any]) -> Callable[..., Any]:
-    """``find(h, *which)`` of a matrix at the first need, which waits, and then what it returned."""
+    """A decorator: ``find(h, *which)`` runs once for each matrix, which keeps what it returned.
+
+    The first call waits for the GPU.
+    """
     name = find.__name__.replace("_", " ")
 
     @functools.wraps(find)
@@ -98,7 +104,7 @@ def _kept(find: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(h, count: Callable[[], Any]) -> Any:
-    """What ``count()`` returns, which waits for the GPU: that would spoil a capture."""
+    """Return ``count()``, which waits for the GPU; refuse to while a CUDA graph is captured."""
     if h.device != "cpu" and _arrays.is_capturing():
         raise UnsupportedError(
             "the first choice of a path for so many columns counts elements of the matrix, which "
@@ -178,7 +184,7 @@ def excess(h) -> float:
 
 @_kept
 def filled_tiles(h) -> int:
-    """Tiles that are not empty, transposed or not; of listed rows as many as there may be."""
+    """Number of tiles that are not empty; where only rows are stored, an upper bound of it."""
     return h._tiles.source.filled()
 
 

@@ -77,10 +77,10 @@ def _overflow_time(h, n: int, lines) -> float:
 
 
 def _gain_by_warps(h, n: int, device: Chip) -> float:
-    """Speed-up of a 2:4 product over the dense one where it is by instructions of a warp.
+    """Speed-up of a 2:4 product over the dense one on chips without warpgroup instructions (wgmma).
 
-    By the models of the planner: on a B200 cuBLAS is the faster one, by instructions that have no
-    sparse form here.
+    By the models of the planner.  On a B200 it is below 1: cuBLAS uses instructions there of which
+    the kernels of this library have no sparse form.
     """
     from sparse24.kernels import dense
 

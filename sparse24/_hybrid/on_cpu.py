@@ -13,10 +13,11 @@ from sparse24._hybrid.layouts import layout
 from sparse24._ready_cpu import ReadyOnCpu
 
 OVERLAP = "out shares memory with b; pass another array"
-# The path `cpu` takes its time for non-zeros, the others for all columns: these are the shares of
-# non-zeros at which both take as long, by the bytes of a vector and measured on 384 x 384 to
-# 4096 x 4096: docs/benchmarks/log_cpu.rst, "Unstructured, by few columns".
-# Of `masks`, by the bytes of a sum (or int8) and by columns; by others `cpu` is always faster.
+# The time of the path `cpu` grows with the non-zeros, that of the others with all elements.  Here
+# are the shares of non-zeros at which they break even, measured on 384 x 384 to 4096 x 4096:
+# docs/benchmarks/log_cpu.rst, "Unstructured, by few columns".
+# `masks` against `cpu`: by bytes of a vector register, then bytes of a sum (or int8), then columns.
+# For numbers of columns that are missing, `cpu` is always faster.
 EVEN_MASKS: dict[int, dict[int | str, dict[int, float]]] = {
     64: {
         4: {1: 0.18, 4: 0.05, 8: 0.13, 16: 0.33},
@@ -29,12 +30,13 @@ EVEN_MASKS: dict[int, dict[int | str, dict[int, float]]] = {
         "int8": {1: 0.28, 4: 0.2, 8: 0.55},
     },
 }
-# Of BLAS by many columns.  By 2 to 16 it is slower than `masks`, and by 17 to 32 hardly faster.
-# The panels of AVX-512 divide 64 columns, and a good part of them is empty by some others.
+# BLAS against `cpu` for many columns.  For 2 to 16 it is slower than `masks`, for 17 to 32 hardly
+# faster.  With AVX-512 `cpu` multiplies panels of columns, which 64 columns fill and some other
+# numbers leave partly empty.
 MANY_COLUMNS = 64
 EVEN_BLAS, EVEN_BLAS_OF_AVX512, EVEN_BLAS_OF_64 = 0.4, 0.45, 0.5
-# By one column it is the fastest with matrices that stay in the caches, and is a candidate from a
-# share of non-zeros on with which a dense copy is worth its memory.
+# BLAS against `cpu` for one column, where it is the fastest if the matrix stays in the caches.  For
+# a smaller share of non-zeros than WORTH_DENSE a dense copy is not worth its memory.
 CACHED_BYTES, EVEN_CACHED, WORTH_DENSE = 1 << 23, 0.15, 0.3
 
 

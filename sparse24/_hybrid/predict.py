@@ -32,11 +32,13 @@ COLUMNS, ODD_ROWS = "columns", "odd rows"  # how b lies where it may have to be 
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
 COPYING = ("scatter", "slots", "regrouped", "panel")
 TRANSPOSING = ("csr", "two_four")  # which copy b where its columns are contiguous
-# Seconds by which the panel takes longer, which copies b to shared memory, where it has little to
-# multiply it by (docs/benchmarks/log_hybrid.rst, "Nearly empty matrices"):
-PANEL_BYTE = 4.5e-16  # panel: for each row of the matrix, and byte of b
-PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # panel: for each row of b beyond so many
-# csr: each time that a thread waits for elements and then for rows of b ("Rows of unlike length").
+# The panel path copies b to shared memory.  In nearly empty matrices there is little to multiply it
+# by, and the copy decides: seconds, at the least (docs/benchmarks/log_hybrid.rst, "Nearly empty
+# matrices"),
+PANEL_BYTE = 4.5e-16  # for each row of the matrix and byte of b
+PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # for each row of b beyond so many
+# Seconds of csr each time that a thread waits for elements, then for rows of b ("Rows of unlike
+# length").
 CSR_ROUND = 1.4e-7
 CSR_SHORT = 1.35  # csr: the factor by which elements of 16 bits take longer than its line
 CSR_BYTE, CSR_BYTE_FROM = 2.3, 9  # the same of int8, from so many columns on

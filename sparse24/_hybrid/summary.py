@@ -65,7 +65,10 @@ def tile_density(h) -> np.ndarray:
 
 
 def tile_fill(h) -> np.ndarray:
-    """As `tile_density`, but a share of the elements that a tile has: fewer at the edges."""
+    """Share of non-zeros among the elements of each tile, which has fewer at an edge.
+
+    `tile_density` counts whole tiles there, too.
+    """
     sizes = zip(h.tiles.grid, h.shape, strict=True)
     sides = (np.diff(np.minimum(np.arange(n + 1) * TILE, size)) for n, size in sizes)
     return tile_density(h) * hybrid_cost.ELEMENTS / np.outer(*sides)

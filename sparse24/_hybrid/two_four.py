@@ -94,7 +94,7 @@ class _Product:
 
 
 def _parted(bits, xp):
-    """Where the first two non-zeros of each group of an (m, k) matrix are, and where the others."""
+    """Masks of an (m, k) matrix: the first two non-zeros of each group of four, and all others."""
     m, k = bits.shape
     held = xp.pad(bits != 0, ((0, 0), (0, -k % GROUP))).reshape(m, -1, GROUP)
     first = held & (xp.cumsum(held, axis=2, dtype=xp.int8) <= KEPT)

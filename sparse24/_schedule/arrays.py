@@ -183,7 +183,10 @@ def tree_sum(x: Array) -> Array:
 
 
 def euclidean_norm(x: Array) -> Array:
-    """Of float32 or float64, also where squares would overflow or vanish; waits for no device."""
+    """The root of the sum of squares of a float32 or float64 array; waits for no device.
+
+    Right also where the squares would overflow or vanish.
+    """
     xp = namespace(x)
     if not math.prod(x.shape):
         return xp.sum(x)

@@ -30,7 +30,7 @@ class _CupyLane:
 
 
 class _TorchLane:
-    """The same in torch."""
+    """A side stream of torch, as `_CupyLane` is one of CuPy."""
 
     def __init__(self, device):
         import torch

@@ -11,7 +11,7 @@ from sparse24._schedule.arrays import Array, namespace, split_groups
 
 
 def _kth_largest(scores: Array, k: int) -> Array:
-    """Of each row (..., size)."""
+    """The k-th largest element of each row (..., size)."""
     xp = namespace(scores)
     if isinstance(scores, np.ndarray) and scores.size == scores.shape[-1]:
         return _kth_largest_of_all(scores, k)
@@ -35,7 +35,7 @@ def _is_jax_on_cpu(x: Array) -> bool:
 
 
 def _kth_largest_of_all(scores: np.ndarray, k: int) -> np.ndarray:
-    """Of the one row (..., size), without what is ruled out by -inf.
+    """The k-th largest element of the only row (..., size), found among those that are not -inf.
 
     NumPy takes 20 times as long to partition an array in which most elements are equal.
     """
@@ -63,7 +63,7 @@ def top_in_rows(scores: Array, keep: int) -> Array:
 
 
 def top(scores: Array, keep: int) -> Array:
-    """The same among all elements of an array of any shape."""
+    """Boolean mask of the `keep` largest elements of an array of any shape; see `top_in_rows`."""
     xp = namespace(scores)
     return xp.reshape(top_in_rows(xp.reshape(scores, (-1,)), keep), scores.shape)
 

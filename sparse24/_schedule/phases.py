@@ -139,7 +139,7 @@ class Phases(Schedule):
         return tuple(value for _, part in self.parts for value in part.values())
 
     def with_init(self, init_sparsity: float):
-        """The same phases, of which a first ramp begins elsewhere, unless it already says where."""
+        """The phases with another start of the first one, if that is a ramp that names none."""
         length, first = self.parts[0]
         if not hasattr(first, "with_init"):
             return self
