@@ -12,16 +12,20 @@ from sparse24._torch.parts import dtype_of
 from sparse24.kernels import like
 from sparse24.kernels.launch import Launch
 
+LEAST = 1 << 22  # elements: a smaller tensor takes torch less time than our launch takes Python
+
 
 @operator
 def under_mask(x: Tensor, mask: Tensor) -> Tensor:
     """``x`` where `mask`, a tensor of bool of the same shape, is true, elsewhere 0; contiguous."""
-    key = ("under mask", *torch_replay.layout(x), *torch_replay.layout(mask)) if x.is_cuda else None
+    if not x.is_cuda or not _in_loads(x, mask):
+        return torch.where(mask, x, 0).contiguous()
+    key = "under mask", *torch_replay.layout(x), *torch_replay.layout(mask)
     known = torch_replay.find(key)
-    if known is None and key is not None and _in_loads(x, mask):
+    if known is None:
         known = Selecting(x, mask)
         torch_replay.keep(key, known)
-    return torch.where(mask, x, 0).contiguous() if known is None else known(x, mask)
+    return known(x, mask)
 
 
 @meaning_for_tracing("under_mask")
@@ -32,8 +36,8 @@ def _(x, mask):
 def _in_loads(x: Tensor, mask: Tensor) -> bool:
     """Whether a kernel takes them 16 bytes of x at a time."""
     in_order = x.shape == mask.shape and x.is_contiguous() and mask.is_contiguous()
-    starts = x.data_ptr() | mask.data_ptr() | x.nbytes
-    return in_order and x.numel() > 0 and starts % _arrays.VECTOR == 0
+    ends = x.data_ptr() | mask.data_ptr() | x.nbytes
+    return in_order and x.numel() >= LEAST and ends % _arrays.VECTOR == 0
 
 
 class Selecting:
