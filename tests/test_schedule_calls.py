@@ -77,6 +77,26 @@ def test_layers_come_by_name_by_place_or_alone(rng):
             scheduler.step(weights=none)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_draws_need_no_arrays(rng, library):
+    """Those who read neither weights nor gradients need not be given any."""
+    convert = np.asarray if library == "numpy" else pytest.importorskip("torch").as_tensor
+    weights = {name: convert(weight) for name, weight in layers(rng).items()}
+    every_step = S.ConstantScheduler(0.5, every=1)
+    for recipe in (
+        S.Recipe(every_step, S.RandomScores()),
+        S.Recipe(every_step, S.Accumulated(S.RandomScores())),
+        S.Recipe(every_step, S.GivenScores(weights), grower=S.RandomGrowth(0.5)),
+    ):
+        given, bare = S.MaskScheduler(recipe), S.MaskScheduler(recipe)
+        bare.start(weights)
+        background = S.AsyncScheduler(recipe, weights, delay=0, background=False)
+        for _ in range(3):
+            masks = given.step(weights=weights)
+            assert equal(masks, bare.step())
+            assert equal(masks, background.step())
+
+
 def test_micro_batches_do_not_decide_the_criterion(rng):
     weights, gradients = layers(rng), layers(rng)
     ours, plain = S.DynamicScheduler(0.5), S.DynamicScheduler(0.5)

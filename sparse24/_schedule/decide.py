@@ -128,7 +128,7 @@ def observation(state: State, name: str, weights, gradients) -> Observation:
         raise ArgumentError(f"weights has no layer {name!r}; pass all of {sorted(state.shapes)}")
     weight = _pick(weights, name, state, "weights")
     gradient = _pick(gradients, name, state, "gradients")
-    return Observation(name, state.step, state.seed, weight, gradient)
+    return Observation(name, state.step, state.seed, weight, gradient, state.masks[name])
 
 
 def _pick(arrays: Arrays | None, name: str, state: State, what: str) -> Array | None:
