@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse24 import schedule as S
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, FormatError, ShapeError
 
 
 def layers(rng, count=3):
@@ -77,26 +77,6 @@ def test_layers_come_by_name_by_place_or_alone(rng):
             scheduler.step(weights=none)
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_draws_need_no_arrays(rng, library):
-    """Those who read neither weights nor gradients need not be given any."""
-    convert = np.asarray if library == "numpy" else pytest.importorskip("torch").as_tensor
-    weights = {name: convert(weight) for name, weight in layers(rng).items()}
-    every_step = S.ConstantScheduler(0.5, every=1)
-    for recipe in (
-        S.Recipe(every_step, S.RandomScores()),
-        S.Recipe(every_step, S.Accumulated(S.RandomScores())),
-        S.Recipe(every_step, S.GivenScores(weights), grower=S.RandomGrowth(0.5)),
-    ):
-        given, bare = S.MaskScheduler(recipe), S.MaskScheduler(recipe)
-        bare.start(weights)
-        background = S.AsyncScheduler(recipe, weights, delay=0, background=False)
-        for _ in range(3):
-            masks = given.step(weights=weights)
-            assert equal(masks, bare.step())
-            assert equal(masks, background.step())
-
-
 def test_micro_batches_do_not_decide_the_criterion(rng):
     weights, gradients = layers(rng), layers(rng)
     ours, plain = S.DynamicScheduler(0.5), S.DynamicScheduler(0.5)
@@ -107,6 +87,30 @@ def test_micro_batches_do_not_decide_the_criterion(rng):
     assert equal(masks, plain.step(weights=weights, gradients=gradients))
     kept = {n: np.abs(w)[masks[n]].min() > np.abs(w)[~masks[n]].max() for n, w in weights.items()}
     assert all(kept.values())
+
+
+def test_the_first_step_decides_the_criterion(rng):
+    weights, gradients = layers(rng), layers(rng)
+    want = S.DynamicScheduler(0.5).step(gradients)
+    started, shown, resumed = (S.DynamicScheduler(0.5) for _ in range(3))
+    started.start(weights)
+    assert equal(started.step(gradients), want)
+    shown.observe(gradients, weights=weights)
+    shown.step(gradients)
+    assert type(shown.state.groups[0][0].criterion) is S.GradientMagnitude
+    resumed.start(weights)
+    resumed.load_state_dict(started.state_dict())
+    assert equal(resumed.step(gradients), started.step(gradients))
+    resumed.load_state_dict(S.to_dict(shown.state))
+    with pytest.raises(FormatError, match="belongs to other recipes or layers"):
+        resumed.load_state_dict(_saved_otherwise(weights))
+
+
+def _saved_otherwise(weights):
+    """The state of a scheduler with a criterion of its own."""
+    other = S.DynamicScheduler(0.5, criterion=S.RandomScores())
+    other.start(weights)
+    return other.state_dict()
 
 
 @pytest.mark.parametrize("has_weights", [False, True])
