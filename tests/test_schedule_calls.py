@@ -183,6 +183,9 @@ def test_an_error_beside_the_training_stops_an_async_scheduler(rng):
         scheduler.step(weights=weights)
         with pytest.raises(ArgumentError, match="needs the gradient"):
             scheduler.step(weights=weights, gradients=weights)
+        for call in (scheduler.state_dict, scheduler.freeze, scheduler.thaw):
+            with pytest.raises(ArgumentError, match="the work of an earlier step failed"):
+                call()  # a step is missing in what it would keep
         with pytest.raises(ArgumentError, match=r"work of an earlier step failed.*load a state"):
             scheduler.step(weights=weights, gradients=weights)
         scheduler.load_state_dict(saved)
