@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, UnsupportedError
@@ -41,6 +42,18 @@ def check_dense(layer) -> None:
         raise ArgumentError(
             "layer must have a dense weight, and this one is packed, a Sparse24Tensor; leave it as "
             "it is, by None in the rules of sparsify, or give it weight.to_dense() first"
+        )
+
+
+def check_handed(layer: torch.nn.Module, name: str = "layer") -> None:
+    """Refuse what is made before each call: another layer would lose it, or not keep its zeros."""
+    made = [part for part in ("weight", "bias") if is_parametrized(layer, part)]
+    if getattr(layer, "sparse", "activation") != "activation" and "weight" not in layer._parameters:
+        made = ["weight"]
+    if made:
+        raise ArgumentError(
+            f"the {made[0]} of {name} must be a parameter, and is made before each call; fold it "
+            f"first, as with torch.nn.utils.parametrize.remove_parametrizations(layer, {made[0]!r})"
         )
 
 
@@ -128,6 +141,7 @@ def hand_on(old: torch.nn.Module, new: torch.nn.Module) -> None:
     """What else a layer has goes to the new one: hooks of forward and backward, and what is
     registered beside the weight, which only hooks can use.  Handles remove hooks there.
     """
+    check_handed(old)
     for name, hooks in vars(old).items():
         if "hook" in name and ("forward" in name or "backward" in name):
             setattr(new, name, hooks)
