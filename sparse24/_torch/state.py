@@ -84,11 +84,11 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     made = mask is not None and layer.mask is None and layer.takes_masks
     if made:
         with torch.inference_mode(False):  # else the layer could not learn with it
-            layer.mask = torch.empty(
+            layer._buffers["mask"] = torch.empty(
                 layer.weight.shape, dtype=torch.bool, device=mask_device(layer.weight)
             )
     elif mask is None and masked is None and weight is not None:
-        layer.mask = None
+        layer._buffers["mask"] = None
     if clock is not None and layer.rule.samples:
         layer._clock.copy_(clock)
     others = {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
@@ -96,7 +96,7 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
         others[f"{prefix}mask"] = mask.bool()  # assign=True would take numbers as they are
     yield others
     if made and mask is not None and mask.shape != layer.weight.shape:
-        layer.mask = None  # torch refuses the saved one, and ours was never written
+        layer._buffers["mask"] = None  # torch refuses the saved one, and ours was never written
     if mask is not None:
         layer._choose_way("masked" if masked else None, mask.bool())
     elif weight is not None:
