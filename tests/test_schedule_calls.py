@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse24 import schedule as S
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, FormatError, ShapeError
 
 
 def layers(rng, count=3):
@@ -89,6 +89,30 @@ def test_micro_batches_do_not_decide_the_criterion(rng):
     assert all(kept.values())
 
 
+def test_the_first_step_decides_the_criterion(rng):
+    weights, gradients = layers(rng), layers(rng)
+    want = S.DynamicScheduler(0.5).step(gradients)
+    started, shown, resumed = (S.DynamicScheduler(0.5) for _ in range(3))
+    started.start(weights)
+    assert equal(started.step(gradients), want)
+    shown.observe(gradients, weights=weights)
+    shown.step(gradients)
+    assert type(shown.state.groups[0][0].criterion) is S.GradientMagnitude
+    resumed.start(weights)
+    resumed.load_state_dict(started.state_dict())
+    assert equal(resumed.step(gradients), started.step(gradients))
+    resumed.load_state_dict(S.to_dict(shown.state))
+    with pytest.raises(FormatError, match="belongs to other recipes or layers"):
+        resumed.load_state_dict(_saved_otherwise(weights))
+
+
+def _saved_otherwise(weights):
+    """The state of a scheduler with a criterion of its own."""
+    other = S.DynamicScheduler(0.5, criterion=S.RandomScores())
+    other.start(weights)
+    return other.state_dict()
+
+
 @pytest.mark.parametrize("has_weights", [False, True])
 def test_training_resumes_with_a_micro_batch(rng, has_weights):
     steps = [(layers(rng), layers(rng)) for _ in range(4)]
@@ -159,6 +183,9 @@ def test_an_error_beside_the_training_stops_an_async_scheduler(rng):
         scheduler.step(weights=weights)
         with pytest.raises(ArgumentError, match="needs the gradient"):
             scheduler.step(weights=weights, gradients=weights)
+        for call in (scheduler.state_dict, scheduler.freeze, scheduler.thaw):
+            with pytest.raises(ArgumentError, match="the work of an earlier step failed"):
+                call()  # a step is missing in what it would keep
         with pytest.raises(ArgumentError, match=r"work of an earlier step failed.*load a state"):
             scheduler.step(weights=weights, gradients=weights)
         scheduler.load_state_dict(saved)

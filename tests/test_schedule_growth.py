@@ -56,3 +56,28 @@ def test_momentum_is_a_running_mean_of_signed_gradients(beta, grown):
     for gradient in ([0, 0, 0, 0, 8, 0, -2.5, 0], [0, 0, 0, 0, -2, 2.6, -2.5, 0]):
         masks = scheduler.step(weights=weights, gradients={"w": np.array([gradient])})
     assert np.flatnonzero(masks["w"]).tolist() == [0, 1, 2, grown]
+
+
+def assert_same_masks(first, second):
+    for name, mask in first.items():
+        np.testing.assert_array_equal(np.asarray(mask), np.asarray(second[name]))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_draws_need_no_arrays(rng, library):
+    """Those who read neither weights nor gradients need not be given any."""
+    convert = np.asarray if library == "numpy" else pytest.importorskip("torch").as_tensor
+    weights = {name: convert(rng.normal(size=(8, 16))) for name in ("a", "b")}
+    every_step = S.ConstantScheduler(0.5, every=1)
+    for recipe in (
+        S.Recipe(every_step, S.RandomScores()),
+        S.Recipe(every_step, S.Accumulated(S.RandomScores())),
+        S.Recipe(every_step, S.GivenScores(weights), grower=S.RandomGrowth(0.5)),
+    ):
+        given, bare = S.MaskScheduler(recipe), S.MaskScheduler(recipe)
+        bare.start(weights)
+        background = S.AsyncScheduler(recipe, weights, delay=0, background=False)
+        for _ in range(3):
+            masks = given.step(weights=weights)
+            assert_same_masks(masks, bare.step())
+            assert_same_masks(masks, background.step())

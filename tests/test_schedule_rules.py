@@ -75,6 +75,24 @@ def test_layers_that_are_fixed_before_the_first_step_stay_dense(rng):
     assert list(scheduler.step(weights=weights)) == ["body"]
 
 
+def test_what_has_begun_is_not_started_anew(rng):
+    weights = layers(rng, a=(8, 16))
+    scheduler, resumed = (S.MaskScheduler(S.rigl(0.5, total_steps=9)) for _ in range(2))
+    scheduler.start(weights)
+    scheduler.start(weights)
+    scheduler.step(weights=weights, gradients=weights)
+    resumed.load_state_dict(scheduler.state_dict())
+    resumed.start(weights)
+    for one in (scheduler, resumed):
+        with pytest.raises(ArgumentError, match=r"start must come before the first step.*step 1"):
+            one.start(weights)
+        assert one.state.step == 1
+    shown = S.MaskScheduler(S.Recipe(criterion=S.Movement()))
+    shown.observe(weights, weights=weights)
+    with pytest.raises(ArgumentError, match="make another scheduler to begin anew"):
+        shown.start(weights)
+
+
 @pytest.mark.parametrize("distribution", [S.Adaptive(), S.Hierarchical(inner=S.Adaptive())])
 def test_ranks_agree_on_the_layers_shares(rng, distribution):
     weights = layers(rng, **{"block.a": (8, 16), "block.b": (16, 8)})

@@ -229,3 +229,12 @@ def test_they_stay_where_models_become_dense():
     st.sparsify(net, {"0.down": {}, "1": {}})
     assert list(st.sparse_layers(net)) == ["0.up", "0.down", "1"]
     assert list(st.sparse_layers(st.desparsify(net))) == ["0.up"]
+
+
+def test_experts_take_a_mask_that_is_lent():
+    layer, x = st.SparseExperts(2, 8, 4), torch.randn(3, 8)
+    layer.set_mask(torch.ones(2, 4, 8, dtype=torch.bool))
+    mask = torch.arange(64).view(2, 4, 8) % 4 < 2
+    lent = torch.func.functional_call(layer, {"mask": mask}, (x, [0, 1, 3]))
+    layer.set_mask(mask)
+    torch.testing.assert_close(lent, layer(x, [0, 1, 3]), **CLOSE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -14,7 +15,7 @@ from torch_cases import CLOSE, layer_and_input  # noqa: E402
 
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import ArgumentError, UnsupportedError  # noqa: E402
+from sparse24._errors import ArgumentError, ShapeError, UnsupportedError  # noqa: E402
 from sparse24._torch.sources import Sources  # noqa: E402
 
 
@@ -172,6 +173,39 @@ def test_any_mask_may_be_written_in_place_where_no_gradient_is_wanted():
         layer.mask.fill_(True)[:, 0] = False
         want = torch.nn.functional.linear(x, layer.weight * layer.mask, layer.bias)
         torch.testing.assert_close(layer(x), want, **CLOSE)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("old", ["none", "dense", "half", "any"])
+@pytest.mark.parametrize("new", ["dense", "half", "any"])
+def test_another_mask_is_looked_at(old, new, learns):
+    """One that is lent for a call, and one that is assigned; the layer's own is not forgotten."""
+    masks = {
+        "none": None,
+        "dense": torch.ones(8, 8, dtype=torch.bool),
+        "half": torch.tensor([True, False, True, False]).repeat(8, 2),
+        "any": torch.arange(64).remainder(7).view(8, 8) > 1,
+    }
+    layer, x = st.SparseLinear(8, 8), torch.randn(3, 8)
+    layer.set_mask(masks[old])
+    with torch.set_grad_enabled(learns):
+        before, way = layer(x), layer.masked
+        want = torch.nn.functional.linear(x, layer.weight * masks[new], layer.bias)
+        lent = (
+            torch.func.functional_call(layer, {"mask": masks[new]}, (x,)) if old != "none" else want
+        )
+        torch.testing.assert_close(lent, want, **CLOSE)
+        assert torch.equal(layer(x), before)
+        assert layer.masked == way
+        layer.mask = masks[new].clone()
+        wide = copy.deepcopy(layer).double()(x.double())
+        torch.testing.assert_close(wide, want.double(), **CLOSE)
+        torch.testing.assert_close(layer(x), want, **CLOSE)
+        assert layer.masked == (new == "any")
+        layer.mask = None
+        assert not layer.masked
+    with pytest.raises(ShapeError, match="mask must have the shape of weight"):
+        layer.mask = masks["half"][:4]
 
 
 def test_a_soft_layer_is_made_dense_once():

@@ -1,4 +1,4 @@
-"""Sparse layers that share a weight, and optimizers of other weights."""
+"""Sparse layers that share a weight or make it anew, and optimizers of other weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import copy
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.nn.utils import prune  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
@@ -64,3 +66,31 @@ def test_an_optimizer_of_other_weights_is_refused():
     assert scheduler.state is None
     optimizer = torch.optim.SGD([net[0].bias, net[0].weight], lr=0.1)
     assert st.update_masks(net, scheduler, optimizer)["0"].any()
+
+
+def test_weights_that_are_made_before_each_call_are_not_handed_on():
+    """A dense layer would have no weight in its state, and one made by hooks no zeros."""
+    parametrize = torch.nn.utils.parametrize
+    folds = torch.nn.utils.parametrizations.weight_norm, "weight"
+    hooks = lambda layer: prune.identity(layer, "weight"), "weight"
+    bias = lambda layer: parametrize.register_parametrization(layer, "bias", Same()), "bias"
+    for make, part in (folds, hooks, bias):
+        net = torch.nn.Sequential(st.SparseLinear(8, 8), st.SparseLinear(8, 8))
+        make(net[1])
+        before = net[0].weight.detach().clone()
+        with pytest.raises(ArgumentError, match=f"the {part} of layer '1' must be a parameter"):
+            st.desparsify(net)
+        assert torch.equal(net[0].weight, before)
+        with pytest.raises(ArgumentError, match=f"the {part} of layer must be a parameter"):
+            net[1].to_dense()
+    dense = torch.nn.Linear(8, 8)
+    parametrize.register_parametrization(dense, "bias", Same())
+    with pytest.raises(ArgumentError, match=r"the bias of layer .* fold it first"):
+        st.SparseLinear.from_dense(dense)
+    parametrize.remove_parametrizations(dense, "bias")
+    assert list(st.SparseLinear.from_dense(dense).state_dict()) == ["weight", "bias"]
+
+
+class Same(torch.nn.Module):
+    def forward(self, x):
+        return x

@@ -131,8 +131,17 @@ class AsyncScheduler:
         self._settle()
         self._state = self._ahead = core.thaw(self._state)
 
+    def _check_sound(self) -> None:
+        """Refuse to go on, or to save, after an error in the computation."""
+        if self._failed:
+            raise ArgumentError(
+                "the work of an earlier step failed, so later masks would belong to other steps; "
+                "load a state_dict, or make another scheduler"
+            )
+
     def _settle(self) -> None:
         """Wait until nothing is under way, so that the state may be looked at."""
+        self._check_sound()
         for future, _ in self._queue:
             self._take(future)
 
@@ -159,11 +168,7 @@ class AsyncScheduler:
             raise ArgumentError(
                 "the scheduler is closed; make another, and load this one's state_dict into it"
             )
-        if self._failed:
-            raise ArgumentError(
-                "the work of an earlier step failed, so later masks would belong to other steps; "
-                "load a state_dict, or make another scheduler"
-            )
+        self._check_sound()
         weights, gradients = named(weights), named_gradients(gradients, missing=True)
         check_given(self._ahead, weights, gradients)
         if self._ahead.needs_arrays():
@@ -212,6 +217,7 @@ class AsyncScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, the masks that are not in use yet included; waits for the work."""
+        self._check_sound()
         results = [self._take(future) for future, _ in self._queue]
         saved = schedule_state.to_dict(self._state)
         pack = schedule_state.pack_mask

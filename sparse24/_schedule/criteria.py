@@ -33,6 +33,7 @@ class Observation:
     seed: int
     weight: Any = None
     gradient: Any = None
+    mask: Any = None
 
     def need(self, what: str, who: str) -> Any:
         """The weight or gradient, in a type to compute in."""
@@ -57,7 +58,8 @@ class Observation:
 
     @property
     def like(self) -> Any:
-        return self.weight if self.weight is not None else self.gradient
+        """An array of the layer's shape, library and device, be it its mask."""
+        return next((x for x in (self.weight, self.gradient) if x is not None), self.mask)
 
 
 class Criterion:
@@ -239,10 +241,8 @@ class GivenScores(Criterion):
 
     def score(self, memory, seen):
         if seen.name not in self.scores:
-            raise ArgumentError(
-                f"GivenScores has no scores for layer {seen.name!r}, but for "
-                f"{sorted(self.scores)}; give those of all layers of the recipe"
-            )
+            known = f"{seen.name!r}, but for {sorted(self.scores)}; give those of all layers"
+            raise ArgumentError(f"GivenScores has no scores for layer {known} of the recipe")
         return self.scores[seen.name]
 
 
@@ -296,5 +296,5 @@ class Accumulated(Criterion):
         return memory["accumulated"]
 
     def forget(self, memory):
-        memory = self.inner.forget(memory)
-        return {key: value for key, value in memory.items() if key != "accumulated"}
+        kept = self.inner.forget(memory).items()
+        return {key: value for key, value in kept if key != "accumulated"}

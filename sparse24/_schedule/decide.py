@@ -131,7 +131,7 @@ def observation(state: State, name: str, weights, gradients) -> Observation:
         )
     weight = _pick(weights, name, state, "weights")
     gradient = _pick(gradients, name, state, "gradients")
-    return Observation(name, state.step, state.seed, weight, gradient)
+    return Observation(name, state.step, state.seed, weight, gradient, state.masks[name])
 
 
 def _pick(arrays: Arrays | None, name: str, state: State, what: str) -> Array | None:

@@ -119,15 +119,26 @@ class DynamicScheduler(MaskScheduler):
         if self.state is None and seen is not None:
             self._rules = self._rules_by(self._default(seen, weights is not None))
         state = super()._begun(weights, gradients)
-        if self._criterion is None and state.step == 0 and weights is not None:
-            # Micro-batches may have been shown before, without weights.
-            groups = ((replace(r, criterion=Magnitude()), names) for r, names in state.groups)
-            state = replace(state, groups=tuple(groups))
+        if self._criterion is None and state.step == 0 and seen is not None:
+            # `start` had weights only, and micro-batches may have shown other arrays than this.
+            state = _scored_by(state, _defaults(weights is not None)[0])
         return state
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """As that of `MaskScheduler`, whichever criterion was the default of the saved one."""
+        schedule_state.check(saved)
+        if self.state is not None and self._criterion is None:
+            states = [_scored_by(self.state, choice) for choice in _defaults(True)]
+            with schedule_state.reading():
+                fitting = [s for s in states if schedule_state.matching(s, saved) is not None]
+            if fitting:
+                self.state = schedule_state.from_dict(fitting[0], dict(saved))
+                return
+        super().load_state_dict(saved)
 
     def _default(self, seen, has_weights: bool) -> Criterion:
         """What a loaded state scores by, if one waits; else magnitude if there are weights."""
-        choices = (Magnitude(), GradientMagnitude())[:: 1 if has_weights else -1]
+        choices = _defaults(has_weights)
         for choice in choices if self._pending else ():
             state = init(self._rules_by(choice), seen, seed=self._seed)
             with schedule_state.reading():
@@ -140,6 +151,17 @@ class DynamicScheduler(MaskScheduler):
     def sparsity(self) -> float:
         """The global sparsity of the latest step."""
         return self.scheduler.sparsity(max(0, self.state.step - 1) if self.state else 0)
+
+
+def _defaults(has_weights: bool) -> tuple[Criterion, ...]:
+    """The criteria where none was given, first that of a first step with or without weights."""
+    return (Magnitude(), GradientMagnitude())[:: 1 if has_weights else -1]
+
+
+def _scored_by(state: State, criterion: Criterion) -> State:
+    """The state with this criterion in place of another that does not remember anything."""
+    groups = ((replace(recipe, criterion=criterion), names) for recipe, names in state.groups)
+    return replace(state, groups=tuple(groups))
 
 
 def _patterns(dense) -> tuple[str, ...]:

@@ -79,7 +79,18 @@ class MaskScheduler:
         return self.state is not None and self.state.frozen
 
     def start(self, weights) -> None:
-        """Define the layers by the names and shapes of these arrays, before the first `step`."""
+        """Define the layers by the names and shapes of these arrays, before the first `step`.
+
+        Raises
+        ------
+        ArgumentError
+            After a step or a micro-batch, as what came of them would be lost, or without weights.
+        """
+        if self.state is not None and (self.state.step or any(self.state.memory.values())):
+            raise ArgumentError(
+                "start must come before the first step and micro-batch, and this is "
+                f"{self!r}; make another scheduler to begin anew"
+            )
         found = named(weights)
         if found is None:
             raise ArgumentError("weights must be given, to learn the layers, got None")

@@ -197,8 +197,9 @@ class SparseExperts(PrunedLayer):
             self._look_again()
         elif will_change(self):
             forget(self)
-        if self._way != "weight":
-            mask = self.mask if self._way == "masked" else None
+        way = self._way_now()
+        if way != "weight":
+            mask = self.mask if way == "masked" else None
             y = masked_grouped_linear(x, self.weight, self.bias, offsets, mask, self.rule)
             return finished(y, self.activation, self.gated)
         if not learns:

@@ -235,15 +235,16 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
             self._look_again()
         elif will_change(self):
             forget(self)
-        if self._way == "dense":
+        way = self._way_now()
+        if way == "dense":
             return unpruned(x, self.weight, self.bias)
-        if self._way == "weight" and not learns:
+        if way == "weight" and not learns:
             return self._inference(x)
-        samples = self.rule.samples and self._way == "weight"  # after eval(), too: it may learn
+        samples = self.rule.samples and way == "weight"  # after eval(), too: it may learn
         # Before backward, which may run late, and which exported code does not have.
         clock = torch_samples.tick(self._clock) if samples and not is_exported() else None
         return linear(
-            x, self._origin().latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
+            x, self._origin().latent(), self.bias, mask=self.mask, sparse=way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
             decay=self.rule.decay, seed=self.rule.seed,
         )  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
+from sparse24._torch import state as torch_state
 from sparse24._torch.encoders import avoid_fused_inference
 from sparse24._torch.experts import SparseExperts
 from sparse24._torch.layers import SparseLinear
@@ -125,8 +126,8 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     ------
     ArgumentError
         If a weight that would be pruned is also that of a layer which is not sparse, as of an
-        embedding that is tied to an output head, or of one that prunes it differently.  The model
-        is then unchanged.
+        embedding that is tied to an output head, or of one that prunes it differently, or if it is
+        parametrized.  The model is then unchanged.
 
     See Also
     --------
@@ -141,6 +142,9 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     'Linear'
     """
     _check_module(model)
+    for name, layer in sparse_layers(model).items():
+        if isinstance(layer, SparseLinear):
+            torch_state.check_handed(layer, f"layer {name!r}")
     _check_untied(model)
     projected: set[torch.nn.Parameter] = set()
 

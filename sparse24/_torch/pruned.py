@@ -7,14 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _check
+from sparse24 import _arrays, _check
 from sparse24._errors import DTypeError, UnsupportedError
 from sparse24._torch import state as torch_state
 from sparse24._torch.check import check_mask
 from sparse24._torch.kept import forget
 from sparse24._torch.packed import Packed
+from sparse24._torch.transforms import are_transformed
 from sparse24._torch.ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
+
+
+class Look:
+    """A mask, and how often it was written when it was looked at.
+
+    No tuple, which ``torch.jit.trace`` would take for a part of the model.
+    """
+
+    def __init__(self, mask: Tensor | None):
+        self.mask, self.version = mask, version_of(mask)
 
 
 class PrunedLayer(torch.nn.Module):
@@ -35,7 +46,7 @@ class PrunedLayer(torch.nn.Module):
         self._packed: Packed | None = None
         self._captured: list[tuple] = []  # memory that CUDA graphs read
         self._way = self.sparse  # how the present mask is multiplied by: `sparse` or one of WAYS
-        self._looked_at: int | None = None  # the version of the mask that the way was chosen for
+        self._looked_at = Look(None)  # what the way was chosen for
         self.register_buffer("mask", None)
 
     def _refuse_mask(self, mask: Tensor | None) -> None:
@@ -79,7 +90,7 @@ class PrunedLayer(torch.nn.Module):
         if mask is None or self.mask is None:
             with torch.inference_mode(False):  # else the layer could not learn with it
                 place = torch_state.mask_device(self.weight)
-                self.mask = None if mask is None else mask.to(place).clone()
+                self._buffers["mask"] = None if mask is None else mask.to(place).clone()
         else:
             self.mask.copy_(mask)
         self._choose_way(way, mask)
@@ -91,24 +102,47 @@ class PrunedLayer(torch.nn.Module):
         else:
             seen = given if self.mask.is_meta and given is not None else self.mask
             self._way = way or way_of(seen, self.rule.transposable)
-        self._looked_at = version_of(self.mask)
+        self._looked_at = Look(self.mask)
 
     def _look_again(self) -> None:
         """A mask that was written in place may be multiplied by in another way."""
         mask = self._buffers["mask"]
         if mask is None or self._way == "masked" or not has_elements(mask):
             return  # that way serves any mask
-        if self._looked_at != version_of(mask):
+        if self._looked_at.mask is mask and self._looked_at.version != version_of(mask):
             self._choose_way(None)
+
+    def _way_now(self) -> str:
+        """How to multiply at this call, for which `torch.func.functional_call` may lend a mask."""
+        if torch.compiler.is_compiling() or self._buffers["mask"] is self._looked_at.mask:
+            return self._way
+        mask = self._buffers["mask"]
+        if mask is None or self.sparse != "weight":
+            return self.sparse
+        followed = are_transformed() or not has_elements(mask)
+        if followed or _arrays.captures_work_on(mask) or getattr(self, "_is_replica", False):
+            return self._way  # nobody can look at it, or it is a copy of the layer's own
+        return way_of(mask, self.rule.transposable)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # fully_shard does that before and after each call, for new values
             forget(self)
+        if name != "mask" or "_looked_at" not in self.__dict__:
+            super().__setattr__(name, value)
+            return
+        self._refuse_mask(value)
+        if isinstance(value, Tensor):
+            check_mask(value, self.weight)
         super().__setattr__(name, value)
+        self._choose_way(None)
 
     def _apply(self, *args, **kwargs):
         forget(self)  # it is of another type or device; torch swaps no tensor with weak references
-        return super()._apply(*args, **kwargs)
+        known = self._buffers["mask"] is self._looked_at.mask
+        applied = super()._apply(*args, **kwargs)
+        if known:
+            self._looked_at = Look(self.mask)
+        return applied
 
     def train(self, mode: bool = True):
         forget(self)  # weights may have been exchanged through `.data`

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, UnsupportedError
@@ -44,6 +45,18 @@ def check_dense(layer) -> None:
         )
 
 
+def check_handed(layer: torch.nn.Module, name: str = "layer") -> None:
+    """Refuse what is made before each call: another layer would lose it, or not keep its zeros."""
+    made = [part for part in ("weight", "bias") if is_parametrized(layer, part)]
+    if getattr(layer, "sparse", "activation") != "activation" and "weight" not in layer._parameters:
+        made = ["weight"]
+    if made:
+        raise ArgumentError(
+            f"the {made[0]} of {name} must be a parameter, and is made before each call; fold it "
+            f"first, as with torch.nn.utils.parametrize.remove_parametrizations(layer, {made[0]!r})"
+        )
+
+
 def saved(layer) -> dict[str, Tensor]:
     """What the state_dict of a layer holds beside its parameters and buffers."""
     found = {}
@@ -71,11 +84,11 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     made = mask is not None and layer.mask is None and layer.takes_masks
     if made:
         with torch.inference_mode(False):  # else the layer could not learn with it
-            layer.mask = torch.empty(
+            layer._buffers["mask"] = torch.empty(
                 layer.weight.shape, dtype=torch.bool, device=mask_device(layer.weight)
             )
     elif mask is None and masked is None and weight is not None:
-        layer.mask = None
+        layer._buffers["mask"] = None
     if clock is not None and layer.rule.samples:
         layer._clock.copy_(clock)
     others = {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
@@ -83,7 +96,7 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
         others[f"{prefix}mask"] = mask.bool()  # assign=True would take numbers as they are
     yield others
     if made and mask is not None and mask.shape != layer.weight.shape:
-        layer.mask = None  # torch refuses the saved one, and ours was never written
+        layer._buffers["mask"] = None  # torch refuses the saved one, and ours was never written
     if mask is not None:
         layer._choose_way("masked" if masked else None, mask.bool())
     elif weight is not None:
@@ -128,6 +141,7 @@ def hand_on(old: torch.nn.Module, new: torch.nn.Module) -> None:
     """What else a layer has goes to the new one: hooks of forward and backward, and what is
     registered beside the weight, which only hooks can use.  Handles remove hooks there.
     """
+    check_handed(old)
     for name, hooks in vars(old).items():
         if "hook" in name and ("forward" in name or "backward" in name):
             setattr(new, name, hooks)
