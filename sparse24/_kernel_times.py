@@ -91,6 +91,7 @@ def modelled(name: str, problem: Problem, config: Any, facts: dict[str, float]) 
     return seconds + _kernel_corrections.beside(name, problem, config, facts)
 
 
+@functools.lru_cache(4)  # that of the latest problems, for one kernel after the other
 def with_fewer_columns(problem: Problem) -> Problem:
     """A problem of fewer columns with the same configurations, none of which takes longer for it.
 

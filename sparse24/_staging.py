@@ -68,16 +68,16 @@ def variants(problem: Problem) -> list[Variant]:
     by_rows = p.b_order == "row" and (p.tensor_float or _b_itemsize(p) == 1)
     stage_b = not (p.aligned or p.b_aligned) or p.b_order == "strided" or by_rows
     fits = (p.aligned or p.out_aligned) and p.out_order != "strided"
+    if fits and p.b_in_lines and not stage_b:
+        return found
     copied = dataclasses.replace(p, b_order="column", aligned=True, b_in_lines=True)
     staged = copied if stage_b else dataclasses.replace(p, aligned=True)
-    if fits and (stage_b or not p.b_in_lines):
-        found.append(Variant(copied, True, kernels=None if stage_b else ASKS_FOR_LINES))
-    if not fits:
-        if stage_b or not p.aligned:
-            found.append(Variant(staged, stage_b, False, STORES_ANY))
-        order = "row" if p.out_order == "strided" else p.out_order
-        found.append(Variant(dataclasses.replace(staged, out_order=order), stage_b, True))
-    return found
+    if fits:
+        return [*found, Variant(copied, True, kernels=None if stage_b else ASKS_FOR_LINES)]
+    if stage_b or not p.aligned:
+        found.append(Variant(staged, stage_b, False, STORES_ANY))
+    order = "row" if p.out_order == "strided" else p.out_order
+    return [*found, Variant(dataclasses.replace(staged, out_order=order), stage_b, True)]
 
 
 def seconds(variant: Variant, original: Problem, bandwidth: float) -> float:

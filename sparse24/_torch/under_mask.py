@@ -12,8 +12,6 @@ from sparse24._torch.parts import dtype_of
 from sparse24.kernels import like
 from sparse24.kernels.launch import Launch
 
-LEAST = 1 << 22  # elements: a smaller tensor takes torch less time than our launch takes Python
-
 
 @operator
 def under_mask(x: Tensor, mask: Tensor) -> Tensor:
@@ -37,7 +35,7 @@ def _in_loads(x: Tensor, mask: Tensor) -> bool:
     """Whether a kernel takes them 16 bytes of x at a time."""
     in_order = x.shape == mask.shape and x.is_contiguous() and mask.is_contiguous()
     ends = x.data_ptr() | mask.data_ptr() | x.nbytes
-    return in_order and x.numel() >= LEAST and ends % _arrays.VECTOR == 0
+    return in_order and x.numel() > 0 and ends % _arrays.VECTOR == 0
 
 
 class Selecting:
