@@ -100,6 +100,6 @@ def _directive(name: str, make: Callable[[dict], Rows]) -> type[RecordTable]:
 def setup(app):
     app.add_directive("digits-table", _directive("schedule.json", digits))
     app.add_directive("step-table", _directive("training.json", steps))
-    app.add_directive("reduction-table", _directive("h100/reduction.json", reductions))
+    app.add_directive("reduction-table", _directive("reduction.json", reductions))
     app.add_directive("loss-table", _directive("language_model.json", losses))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

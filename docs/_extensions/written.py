@@ -136,8 +136,8 @@ SENTENCES = [
         "({3.ms.torch_compiled:.0f} ms)",
     ),
     (
-        ["h100/reduction: 4096 tokens on each of 2 GPUs, by sockets, packed"],
-        "On two H100 a step of 4096 tokens takes {0.s.ours:.2f} s instead of {0.s.ddp:.2f} s",
+        ["reduction: 4096 tokens on each of 2 GPUs, by sockets, packed"],
+        "On two H200 a step of 4096 tokens takes {0.s.ours:.2f} s instead of {0.s.ddp:.2f} s",
     ),
     (
         [

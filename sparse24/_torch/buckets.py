@@ -108,9 +108,10 @@ class PackedBucket:
 
     def _hold(self, flat: Tensor) -> None:
         """Memory of the backward pass's stream is read on the stream that this runs on."""
-        for x in (flat, *(one.places.codes for one in self._packed)):
-            if x.is_cuda:
-                x.record_stream(torch.cuda.current_stream(x.device))
+        if flat.is_cuda:
+            here = torch.cuda.current_stream(flat.device)
+            for x in (flat, *(one.places.codes for one in self._packed)):
+                x.record_stream(here)
 
     def _spoil(self, parts: Sequence[Tensor], spoilt: Tensor, blamed: Tensor) -> None:
         """A gradient that is not right gets a NaN, for otherwise it would go unseen."""

@@ -69,12 +69,13 @@ def reduce_packed(
     nobody looks: elements elsewhere then count as zeros, and values of other places are added.
 
     The call itself waits for the other ranks, to compare what they pack.  Afterwards nothing here
-    waits for the device, and the packed bucket needs memory beside the bucket.  Each
-    gradient is read once to be packed and written once to be unpacked; what else a bucket holds is
-    copied twice.  A layer without a mask chooses its places by magnitude anew, one more pass over
-    the weight and, with 4x4 tiles, the search for the best masks; one with a mask
-    (`SparseLinear.set_mask`) does not.  The check reads the gradient twice more.  Whether this is
-    less than the bytes save depends on the links between the devices.
+    waits for the device, and the packed bucket needs memory beside the bucket.  Each gradient is
+    read once to be packed, on a GPU checked in the same pass, and written once to be unpacked; what
+    else a bucket holds is copied twice.  A layer with a mask (`SparseLinear.set_mask`) keeps the
+    codes of its places, half a byte for every four weights; one without chooses its places by
+    magnitude in each step, one more pass over the weight and, with 4x4 tiles, the search for the
+    best masks.  Whether this is less than the bytes save depends on the links between the devices,
+    and on how long the backward pass is.
 
     Where each rank chooses places of its own, codes travel too and sums fill up [1]_.
 

@@ -189,6 +189,19 @@ def reuse_cases(m, k, name="bfloat16"):
     yield timed(f"sr-ste gradient {size}", "like", functions, selected + 2 * m * k, **shape)
 
 
+def under_mask_case(m, k, name="bfloat16"):
+    """A gradient where a mask of bytes is true, and zeros elsewhere."""
+    count = 5 * m * k
+    xs = [normal((m, k), name, i) for i in range(copies(count))]
+    masks, out = [x.view(cp.int16) > 0 for x in xs], cp.empty_like(xs[0])
+    calls = [like.under_mask_call(x, mask, out, TABLE[name]) for x, mask in zip(xs, masks)]
+    tensors = [(to_torch(mask), to_torch(x, getattr(torch, name))) for x, mask in zip(xs, masks)]
+    where = [partial(torch.where, mask, x, 0) for mask, x in tensors]
+    rivals = {"torch": Contender(where, library="torch")}
+    return timed(f"under mask {m}x{k} {name}", "like", [call.enqueue for call in calls], count,
+                 m=m, k=k, dtype=name, rivals=rivals)  # fmt: skip
+
+
 def transposable_case(m, k, name="bfloat16", *, squared=False):
     """Of normal elements, or of activations: their squares, half of which are zero."""
     count = m * k * 2 + 2 * (moved(m, k, 2) - m * k * 2)
@@ -273,6 +286,7 @@ def run(quick: bool):
     for m, k in SQUARES[:1] if quick else (*SQUARES, *LAYERS):
         yield from compress_cases(m, k)
         yield from reuse_cases(m, k)
+        yield under_mask_case(m, k)
         yield transposable_case(m, k)
         yield sample_case(m, k)
         yield from activation_cases(m, k)
