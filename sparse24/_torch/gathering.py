@@ -46,7 +46,8 @@ def _gather_on_gpu(x: Tensor, codes: Tensor, values: Tensor, seen: Tensor | None
 def _gather_on_cpu(x: Tensor, codes: Tensor, values: Tensor, seen: Tensor | None) -> None:
     from sparse24.kernels import reference
 
-    record = record_of(values, codes, *x.shape[-2:], dtype_of(x))
+    m, k = x.shape[-2:]
+    record = record_of(values, codes, m, k, dtype_of(x))
     found = reference.like(_storage.canonical(record), _foreign.view_of(x))
     values.copy_(typed(found, x.dtype))
     if seen is not None:

@@ -146,8 +146,8 @@ class Gathering:
     def _lay_out(self, x: int, codes: int, values: int, *rest: int) -> list[Launch]:
         *seen, _ = rest
         arrays = self._x.at(x), self._codes.at(codes), self._values.at(values)
-        looks = {"seen": seen[0]} if seen else {}
-        return [launch_of(like.gathering_call(*arrays, self._dtype, **looks))]
+        call = like.gathering_call(*arrays, self._dtype, seen=seen[0] if seen else None)
+        return [launch_of(call)]
 
 
 def is_in_rows(values: Tensor) -> bool:
