@@ -178,6 +178,25 @@ def test_an_overflow_stays_a_nan_and_is_nobodys_fault(device):
         assert not any(rank.wrong)
 
 
+@pytest.mark.stem("compress")
+@pytest.mark.parametrize("check", [True, False])
+def test_places_of_a_mask_are_found_once_for_each(device, check):
+    kept = KeptPlaces(check)
+    layer = two_layers(device, torch.float32, masked=True)[1]
+    first = kept.of(layer)
+    assert kept.of(layer) is first
+    assert (first.hashed is None) != check
+    layer.weight.data.zero_()  # which the mask does not depend on
+    assert kept.of(layer) is first
+    other = layer.mask.view(8, 13)[:, [1, 0, 3, 2, *range(4, 13)]].contiguous()
+    layer.set_mask(other)
+    second = kept.of(layer)
+    assert not torch.equal(second.codes, first.codes)
+    assert kept.of(layer) is second
+    layer.set_mask(None)
+    assert kept.of(layer) is not kept.of(layer)
+
+
 def test_a_bucket_without_packed_gradients_travels_as_it_is():
     rank = Rank("cpu", torch.float32, (None, None))
     assert rank.pack() is rank.buffer

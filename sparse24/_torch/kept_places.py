@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import NamedTuple
 
 from torch import Tensor
 
+from sparse24 import _arrays
 from sparse24._torch import bucket_check as looks
 from sparse24._torch import ops
 from sparse24._torch.linear import cast
@@ -22,7 +22,7 @@ class Places(NamedTuple):
 
 
 class _OfMask(NamedTuple):
-    mask: weakref.ref[Tensor]
+    mask: Tensor
     version: int | None
     places: Places
 
@@ -48,11 +48,12 @@ class KeptPlaces:
             weight = cast(layer.weight.detach(), getattr(layer, "_cast_to", None))
             return self._found(ops.pack(weight, None, layer.rule.transposable)[1])
         version, known = version_of(mask), self._known.get(layer)
-        if known is not None and known.mask() is mask and known.version == version:
+        lasts = version is not None and not _arrays.captures_work_on(mask)  # replays read it anew
+        if lasts and known is not None and known.mask is mask and known.version == version:
             return known.places
         places = self._found(ops.pack(layer.weight.detach(), mask, False)[1])
-        if version is not None:
-            self._known[layer] = _OfMask(weakref.ref(mask), version, places)
+        if lasts:
+            self._known[layer] = _OfMask(mask, version, places)
         return places
 
     def _found(self, codes: Tensor) -> Places:
