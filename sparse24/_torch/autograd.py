@@ -73,7 +73,7 @@ def through_mask(
 ) -> Tensor:
     """What of the gradient of ``weight * mask`` the weight receives."""
     dw = dw if straight else under_mask(dw, mask)
-    return dw if decay == 0.0 else dw + decay * (weight * ~mask)
+    return dw if decay == 0.0 else torch.where(mask, dw, torch.add(dw, weight, alpha=decay))
 
 
 def biased(y: Tensor, bias: Tensor) -> Tensor:
