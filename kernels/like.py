@@ -46,8 +46,8 @@ def gathering_call(
 ) -> KernelCall:  # fmt: skip
     """What writes the elements of `x`, (batch, m, k), that have codes to `values`, (..., m, n).
 
-    Rows of `values` begin on 16-byte boundaries.  `seen` is two int32, zeros, of which the first
-    becomes 1 if `x` has non-zeros elsewhere, and the second if it has infinities or NaNs.
+    Rows of `values` begin on 16-byte boundaries.  Of `seen`, two zeros of the type of `x`, the
+    first becomes 1 if `x` has non-zeros elsewhere, and the second if it has infinities or NaNs.
     Addresses and layouts of the arrays suffice.
     """
     batch, m, k = x.shape
