@@ -193,8 +193,29 @@ def test_places_of_a_mask_are_found_once_for_each(device, check):
     second = kept.of(layer)
     assert not torch.equal(second.codes, first.codes)
     assert kept.of(layer) is second
+    layer.mask.data.copy_(layer.mask.roll(4, 0))  # not counted
+    layer.train()
+    third = kept.of(layer)
+    assert not torch.equal(third.codes, second.codes)
+    assert kept.of(layer) is third
     layer.set_mask(None)
     assert kept.of(layer) is not kept.of(layer)
+
+
+@pytest.mark.stem("compress")
+def test_places_of_masks_that_others_write_are_found_at_each_call(device):
+    kept = KeptPlaces(True, uncounted=True)
+    layer = two_layers(device, torch.float32, masked=True)[1]
+    first = kept.of(layer)
+    layer.mask.data.copy_(layer.mask.roll(4, 0))
+    assert not torch.equal(kept.of(layer).codes, first.codes)
+
+
+def test_masks_of_the_first_rank_alone_reach_the_others(ranks):
+    for found in ranks:
+        for same, names in found["sent masks"]:
+            assert same
+            assert names == ""
 
 
 def test_a_bucket_without_packed_gradients_travels_as_it_is():

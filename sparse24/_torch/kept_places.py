@@ -10,7 +10,7 @@ from sparse24 import _arrays
 from sparse24._torch import bucket_check as looks
 from sparse24._torch import ops
 from sparse24._torch.linear import cast
-from sparse24._torch.pruned import PrunedLayer
+from sparse24._torch.pruned import Look, PrunedLayer
 from sparse24._torch.ways import version_of
 
 
@@ -24,7 +24,12 @@ class Places(NamedTuple):
 class _OfMask(NamedTuple):
     mask: Tensor
     version: int | None
+    look: Look  # of the layer: another one once `train` or `eval` was called
     places: Places
+
+    def is_of(self, mask: Tensor, look: Look) -> bool:
+        same = self.mask is mask and self.look is look
+        return same and self.version == version_of(mask)
 
 
 class KeptPlaces:
@@ -34,10 +39,13 @@ class KeptPlaces:
     ----------
     check : bool
         Whether other ranks are told of them.
+    uncounted : bool
+        Whether masks may be written without torch counting it, as by DDP that sends buffers: then
+        those of a mask are found at each call, too.
     """
 
-    def __init__(self, check: bool):
-        self._check = check
+    def __init__(self, check: bool, *, uncounted: bool = False):
+        self._check, self._uncounted = check, uncounted
         self._known: dict[PrunedLayer, _OfMask] = {}
 
     def of(self, layer: PrunedLayer) -> Places:
@@ -47,13 +55,14 @@ class KeptPlaces:
             # In the type of the pass: autocast rounds, and magnitudes become equal.
             weight = cast(layer.weight.detach(), getattr(layer, "_cast_to", None))
             return self._found(ops.pack(weight, None, layer.rule.transposable)[1])
-        version, known = version_of(mask), self._known.get(layer)
-        lasts = version is not None and not _arrays.captures_work_on(mask)  # replays read it anew
-        if lasts and known is not None and known.mask is mask and known.version == version:
+        look, known = layer._looked_at, self._known.get(layer)
+        lasts = not self._uncounted and not mask.is_inference()
+        lasts = lasts and not _arrays.captures_work_on(mask)  # replays read it anew
+        if lasts and known is not None and known.is_of(mask, look):
             return known.places
         places = self._found(ops.pack(layer.weight.detach(), mask, False)[1])
         if lasts:
-            self._known[layer] = _OfMask(mask, version, places)
+            self._known[layer] = _OfMask(mask, version_of(mask), look, places)
         return places
 
     def _found(self, codes: Tensor) -> Places:

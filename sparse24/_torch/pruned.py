@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -147,6 +148,7 @@ class PrunedLayer(torch.nn.Module):
     def train(self, mode: bool = True):
         forget(self)  # weights may have been exchanged through `.data`
         self._look_again()
+        self._looked_at = copy.copy(self._looked_at)  # and masks: what is made of them is anew
         return super().train(mode)
 
     def __prepare_scriptable__(self):

@@ -71,11 +71,13 @@ def reduce_packed(
     The call itself waits for the other ranks, to compare what they pack.  Afterwards nothing here
     waits for the device, and the packed bucket needs memory beside the bucket.  Each gradient is
     read once to be packed, on a GPU checked in the same pass, and written once to be unpacked; what
-    else a bucket holds is copied twice.  A layer with a mask (`SparseLinear.set_mask`) keeps the
-    codes of its places, half a byte for every four weights; one without chooses its places by
-    magnitude in each step, one more pass over the weight and, with 4x4 tiles, the search for the
-    best masks.  Whether this is less than the bytes save depends on the links between the devices,
-    and on how long the backward pass is.
+    else a bucket holds is copied twice.  With ``broadcast_buffers=False`` the codes of a mask's
+    places (`SparseLinear.set_mask`), half a byte for every four weights, are kept until the mask is
+    written or replaced: after a write that torch does not count, by a collective or through
+    ``.data``, call ``train()``.  Otherwise, as `ddp` may have written the mask, they are found in
+    each step, by one more pass over the weight; so are those of a layer without a mask, with 4x4
+    tiles by the search for the best masks.  Whether this is less than the bytes save depends on the
+    links between the devices, and on how long the backward pass is.
 
     Where each rank chooses places of its own, codes travel too and sums fill up [1]_.
 
@@ -158,7 +160,7 @@ class PackedReduction:
         self._layers = {layer.weight: layer for layer in layers.values()}
         self._model = ddp.module
         self._places = {layer: _place(ddp, name) for name, layer in layers.items()}
-        self._kept = KeptPlaces(check)
+        self._kept = KeptPlaces(check, uncounted=ddp.broadcast_buffers)
         self._averages = backend_for(ddp, next(iter(self._layers)).device) == "nccl"
         self._wrong: dict[Tensor, Tensor] = {}
         if check:  # there from the beginning to the end, so that any stream may write to them
