@@ -20,6 +20,7 @@ ODD = 30, 34  # of inputs of the first layer and outputs of the second
 CASES = {
     "plain": {},
     "views of the bucket": {"gradient_as_bucket_view": True},
+    "weights by columns": {"columns": True},
     "many buckets": {"bucket_cap_mb": 0.004},
     "static graph": {"static_graph": True},
     "a group of its own": {"group": True},
@@ -67,6 +68,9 @@ def wrapped(case, packed, device):
     if case.get("rounds"):  # magnitudes that are equal in bfloat16
         with torch.no_grad():
             net.sampled.weight[:, :4] = torch.tensor([1.0, 1.001, 1.002, 1.003])
+    if "columns" in case:
+        for layer in net.first, net.tiles, net.experts:
+            layer.weight = torch.nn.Parameter(layer.weight.detach().mT.contiguous().mT)
     names = "gradient_as_bucket_view", "static_graph", "bucket_cap_mb", "find_unused_parameters"
     options = {name: case[name] for name in names if name in case}
     if "group" in case:

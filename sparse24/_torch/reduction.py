@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, PatternError
-from sparse24._torch.buckets import PackedBucket
+from sparse24._torch.buckets import PackedBucket, as_in_memory
 from sparse24._torch.kept_places import KeptPlaces
 from sparse24._torch.linear import autocast_dtype
 from sparse24._torch.packable import agreed, backend_for
@@ -224,7 +224,8 @@ def _reduce(reduction: PackedReduction, bucket):
     weights, buffer = bucket.parameters(), bucket.buffer()
     layers = [reduction._packs(weight) for weight in weights]
     wrong = reduction._flags(weight for weight, layer in zip(weights, layers) if layer is not None)
-    packed = PackedBucket(buffer, bucket.gradients(), layers, reduction._kept, wrong)
+    gradients = [as_in_memory(*pair) for pair in zip(bucket.gradients(), weights, strict=True)]
+    packed = PackedBucket(buffer, gradients, layers, reduction._kept, wrong)
     if bucket.index() == 0:
         reduction.sent = reduction.whole = 0
     reduction.sent += packed.flat.nbytes
