@@ -11,6 +11,7 @@ import reduction_cases as cases  # noqa: E402
 
 from sparse24 import torch as st  # noqa: E402
 from sparse24._torch.buckets import PackedBucket  # noqa: E402
+from sparse24._torch.gathering import gather, spread  # noqa: E402
 from sparse24._torch.kept_places import KeptPlaces  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -200,6 +201,28 @@ def test_places_of_a_mask_are_found_once_for_each(device, check):
     assert kept.of(layer) is third
     layer.set_mask(None)
     assert kept.of(layer) is not kept.of(layer)
+
+
+@pytest.mark.stem("compress", "decompress", "like", "transposable")
+@pytest.mark.parametrize("transposable", [True, False])
+def test_gradients_at_kept_zeros_travel(device, transposable):
+    layers = [*two_layers(device, torch.float32, masked=False, transposable=transposable)]
+    layers.append(st.SparseLinear(8, 4, gradient="24dense", transposable=transposable).to(device))
+    for layer in layers:
+        with torch.no_grad():  # groups with one non-zero, in any of their places
+            zeros = torch.rand(layer.weight.shape, device=device) < 0.8
+            layer.weight.masked_fill_(zeros, 0.0)
+        x = torch.randn(8, layer.in_features, device=device)
+        y = layer(x, offsets=[0, 4, 8]) if isinstance(layer, st.SparseExperts) else layer(x)
+        y.square().sum().backward()
+        grad = layer.weight.grad
+        codes = KeptPlaces(False).of(layer).codes
+        values = grad.new_empty(*grad.shape[:-1], -(-grad.shape[-1] // 4) * 2)
+        seen = torch.zeros(2, device=device)
+        gather(grad, codes, values, seen)
+        assert not seen.any()
+        spread(values, codes, back := torch.empty_like(grad))
+        torch.testing.assert_close(back, grad, rtol=0, atol=0)
 
 
 @pytest.mark.stem("compress")

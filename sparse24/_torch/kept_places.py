@@ -12,6 +12,7 @@ from sparse24._torch import ops
 from sparse24._torch.linear import cast
 from sparse24._torch.pruned import Look, PrunedLayer
 from sparse24._torch.ways import version_of
+from sparse24._train_rule import Rule
 
 
 class Places(NamedTuple):
@@ -54,7 +55,7 @@ class KeptPlaces:
         if mask is None:
             # In the type of the pass: autocast rounds, and magnitudes become equal.
             weight = cast(layer.weight.detach(), getattr(layer, "_cast_to", None))
-            return self._found(ops.pack(weight, None, layer.rule.transposable)[1])
+            return self._found(_by_magnitude(weight, layer.rule))
         look, known = layer._looked_at, self._known.get(layer)
         lasts = not self._uncounted and not mask.is_inference()
         lasts = lasts and not _arrays.captures_work_on(mask)  # replays read it anew
@@ -67,3 +68,14 @@ class KeptPlaces:
 
     def _found(self, codes: Tensor) -> Places:
         return Places(codes, looks.hashed(codes) if self._check else None)
+
+
+def _by_magnitude(weight: Tensor, rule: Rule) -> Tensor:
+    """Codes of the places to which the gradient of a layer without a mask goes.
+
+    Experts pass it through `ops.keep`, which keeps other zeros of a group than the packed weight
+    does, unless both keep the best 4x4 masks.
+    """
+    if weight.ndim == 2 or rule.transposable:
+        return ops.pack(weight, None, rule.transposable)[1]
+    return ops.pack(weight, ops.keep(weight, False), False)[1]
