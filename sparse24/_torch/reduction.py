@@ -13,7 +13,7 @@ from sparse24._errors import ArgumentError, PatternError
 from sparse24._torch.buckets import PackedBucket, as_in_memory
 from sparse24._torch.kept_places import KeptPlaces
 from sparse24._torch.linear import autocast_dtype
-from sparse24._torch.packable import agreed, backend_for
+from sparse24._torch.packable import agreed, backend_for, divides
 from sparse24._torch.pruned import PrunedLayer
 
 
@@ -161,7 +161,7 @@ class PackedReduction:
         self._model = ddp.module
         self._places = {layer: _place(ddp, name) for name, layer in layers.items()}
         self._kept = KeptPlaces(check, uncounted=ddp.broadcast_buffers)
-        self._averages = backend_for(ddp, next(iter(self._layers)).device) == "nccl"
+        self._backend = backend_for(ddp, next(iter(self._layers)).device)
         self._wrong: dict[Tensor, Tensor] = {}
         if check:  # there from the beginning to the end, so that any stream may write to them
             self._wrong = {
@@ -208,9 +208,9 @@ class PackedReduction:
 
     def _average(self, flat: Tensor) -> torch.futures.Future:
         """The average of a tensor over the ranks; each divides first, as sums may overflow."""
-        operation = torch.distributed.ReduceOp.AVG  # NCCL divides what it sends
-        if not self._averages:
-            flat, operation = flat.div_(self._group.size()), torch.distributed.ReduceOp.SUM
+        operation, ranks = torch.distributed.ReduceOp.AVG, self._group.size()
+        if not divides(self._backend, ranks, flat.dtype):
+            flat, operation = flat.div_(ranks), torch.distributed.ReduceOp.SUM
         work = torch.distributed.all_reduce(flat, operation, group=self._group, async_op=True)
         return work.get_future()
 
