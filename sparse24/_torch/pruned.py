@@ -128,7 +128,8 @@ class PrunedLayer(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # fully_shard does that before and after each call, for new values
             forget(self)
-        if name != "mask" or "_looked_at" not in self.__dict__:
+        # Replicas of DataParallel are given copies of the masks in each pass.
+        if name != "mask" or "_looked_at" not in vars(self) or "_is_replica" in vars(self):
             super().__setattr__(name, value)
             return
         self._refuse_mask(value)
