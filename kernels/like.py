@@ -46,9 +46,9 @@ def gathering_call(
 ) -> KernelCall:  # fmt: skip
     """What writes the elements of `x`, (batch, m, k), that have codes to `values`, (..., m, n).
 
-    Rows of `values` begin on 16-byte boundaries.  `seen` is two int32, zeros, of which the first
-    becomes 1 if `x` has non-zeros elsewhere, and the second if it has infinities or NaNs.
-    Addresses and layouts of the arrays suffice.
+    Rows of `values` begin on 16-byte boundaries.  `seen` is two zeros of the type of `x`, which
+    has 16 bits or more; the first becomes 1 if `x` has non-zeros elsewhere, and the second if it
+    has infinities or NaNs.  Addresses and layouts of the arrays suffice.
     """
     batch, m, k = x.shape
     by_columns = runs_by_columns(x, x.itemsize)
