@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -199,8 +201,10 @@ def test_places_of_a_mask_are_found_once_for_each(device, check):
     third = kept.of(layer)
     assert not torch.equal(third.codes, second.codes)
     assert kept.of(layer) is third
+    before = weakref.ref(layer.mask)
     layer.set_mask(None)
     assert kept.of(layer) is not kept.of(layer)
+    assert before() is None
 
 
 @pytest.mark.stem("compress", "decompress", "like", "transposable")

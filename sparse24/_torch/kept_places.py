@@ -53,6 +53,7 @@ class KeptPlaces:
         """The places that the latest forward pass of a layer has kept."""
         mask = layer.mask
         if mask is None:
+            self._known.pop(layer, None)  # with the mask that the layer had
             # In the type of the pass: autocast rounds, and magnitudes become equal.
             weight = cast(layer.weight.detach(), getattr(layer, "_cast_to", None))
             return self._found(_by_magnitude(weight, layer.rule))
