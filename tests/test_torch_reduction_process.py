@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -156,6 +158,17 @@ def test_nccl_averages_where_a_share_is_exact():
     assert divides("nccl", 3, torch.float32)  # as DDP itself, by a factor in float32
     assert not divides("gloo", 2, torch.float32)
     assert not divides(None, 2, torch.float32)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_shares_of_ranks_are_rounded_as_by_ddp(group, monkeypatch):
+    reduction = st.reduce_packed(DistributedDataParallel(net(group)))
+    reduction._group = SimpleNamespace(size=lambda: 3)
+    sent = lambda x, *_, **__: SimpleNamespace(get_future=lambda: x)  # noqa: E731
+    monkeypatch.setattr(torch.distributed, "all_reduce", sent)
+    x = torch.randn(1000)
+    assert not torch.equal(x * (1 / 3), x / 3)
+    assert torch.equal(reduction._average(x.clone()), x * (1 / 3))
 
 
 def tied():

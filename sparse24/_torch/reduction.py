@@ -207,10 +207,13 @@ class PackedReduction:
         return [self._wrong[weight] for weight in weights] if self._wrong else None
 
     def _average(self, flat: Tensor) -> torch.futures.Future:
-        """The average of a tensor over the ranks; each divides first, as sums may overflow."""
+        """The average of a tensor over the ranks; each divides first, as sums may overflow.
+
+        A share is rounded as by DDP, which multiplies, too.
+        """
         operation, ranks = torch.distributed.ReduceOp.AVG, self._group.size()
         if not divides(self._backend, ranks, flat.dtype):
-            flat, operation = flat.div_(ranks), torch.distributed.ReduceOp.SUM
+            flat, operation = flat.mul_(1 / ranks), torch.distributed.ReduceOp.SUM
         work = torch.distributed.all_reduce(flat, operation, group=self._group, async_op=True)
         return work.get_future()
 
