@@ -20,6 +20,7 @@ ODD = 30, 34  # of inputs of the first layer and outputs of the second
 CASES = {
     "plain": {},
     "views of the bucket": {"gradient_as_bucket_view": True},
+    "weights by columns": {"columns": True},
     "many buckets": {"bucket_cap_mb": 0.004},
     "static graph": {"static_graph": True},
     "a group of its own": {"group": True},
@@ -67,6 +68,9 @@ def wrapped(case, packed, device):
     if case.get("rounds"):  # magnitudes that are equal in bfloat16
         with torch.no_grad():
             net.sampled.weight[:, :4] = torch.tensor([1.0, 1.001, 1.002, 1.003])
+    if "columns" in case:
+        for layer in net.first, net.tiles, net.experts:
+            layer.weight = torch.nn.Parameter(layer.weight.detach().mT.contiguous().mT)
     names = "gradient_as_bucket_view", "static_graph", "bucket_cap_mb", "find_unused_parameters"
     options = {name: case[name] for name in names if name in case}
     if "group" in case:
@@ -149,6 +153,35 @@ def joined(rank, packed, device):
     return layer.weight.detach().clone(), reduction
 
 
+def sent(rank, device):
+    """Whether gradients are those of DDP where it sends masks that the first rank alone sets."""
+    results = []
+    for packed in (False, True):
+        torch.manual_seed(0)
+        layer = st.SparseLinear(32, 32, gradient="24dense").to(device)
+        first = layer.current_mask()
+        layer.set_mask(first)
+        ddp = DistributedDataParallel(layer)
+        reduction = st.reduce_packed(ddp) if packed else None
+        for mask in (first, first.roll(4, 1), first.roll(8, 1)):
+            if rank == 0:
+                layer.set_mask(mask)
+            ddp.zero_grad()
+            ddp(torch.full((4, 32), rank + 1.0, device=device)).square().sum().backward()
+            results.append((layer.weight.grad.clone(), reduction))
+    for (plain, _), (grad, reduction) in zip(results[:3], results[3:], strict=True):
+        yield torch.equal(plain, grad), wrong(reduction)
+
+
+def wrong(reduction):
+    """What `check` says of earlier passes."""
+    try:
+        reduction.check()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def apart(rank, device):
     """What `reduce_packed` says where ranks would pack other layers, or one of them none."""
     dense = {"gradient": "24dense"}
@@ -175,16 +208,12 @@ def run(rank, folder, kind):
     torch.distributed.init_process_group(backend, meeting, rank=rank, world_size=WORLD)
     found = {name: compare(rank, case, device) for name, case in CASES.items()}
     spoilt, reduction = penalised(rank, device)
-    try:
-        reduction.check()
-    except ValueError as error:
-        found["penalty"] = spoilt, str(error)
+    found["penalty"] = spoilt, wrong(reduction)
     (wanted, _), (weight, reduction) = (joined(rank, packed, device) for packed in (False, True))
-    try:
-        reduction.check()
-        found["join"] = torch.equal(weight, wanted), ""
-    except ValueError as error:
-        found["join"] = bool(weight.isnan().any()), str(error)
+    message = wrong(reduction)
+    right = weight.isnan().any() if message else torch.equal(weight, wanted)
+    found["join"] = bool(right), message
+    found["sent masks"] = list(sent(rank, device))
     found["apart"] = list(apart(rank, device))
     torch.save(found, Path(folder, f"{rank}.pt"))
     torch.distributed.barrier()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +13,7 @@ import reduction_cases as cases  # noqa: E402
 
 from sparse24 import torch as st  # noqa: E402
 from sparse24._torch.buckets import PackedBucket  # noqa: E402
+from sparse24._torch.gathering import gather, spread  # noqa: E402
 from sparse24._torch.kept_places import KeptPlaces  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -193,8 +196,53 @@ def test_places_of_a_mask_are_found_once_for_each(device, check):
     second = kept.of(layer)
     assert not torch.equal(second.codes, first.codes)
     assert kept.of(layer) is second
+    layer.mask.data.copy_(layer.mask.roll(4, 0))  # not counted
+    layer.train()
+    third = kept.of(layer)
+    assert not torch.equal(third.codes, second.codes)
+    assert kept.of(layer) is third
+    before = weakref.ref(layer.mask)
     layer.set_mask(None)
     assert kept.of(layer) is not kept.of(layer)
+    assert before() is None
+
+
+@pytest.mark.stem("compress", "decompress", "like", "transposable")
+@pytest.mark.parametrize("transposable", [True, False])
+def test_gradients_at_kept_zeros_travel(device, transposable):
+    layers = [*two_layers(device, torch.float32, masked=False, transposable=transposable)]
+    layers.append(st.SparseLinear(8, 4, gradient="24dense", transposable=transposable).to(device))
+    for layer in layers:
+        with torch.no_grad():  # groups with one non-zero, in any of their places
+            zeros = torch.rand(layer.weight.shape, device=device) < 0.8
+            layer.weight.masked_fill_(zeros, 0.0)
+        x = torch.randn(8, layer.in_features, device=device)
+        y = layer(x, offsets=[0, 4, 8]) if isinstance(layer, st.SparseExperts) else layer(x)
+        y.square().sum().backward()
+        grad = layer.weight.grad
+        codes = KeptPlaces(False).of(layer).codes
+        values = grad.new_empty(*grad.shape[:-1], -(-grad.shape[-1] // 4) * 2)
+        seen = torch.zeros(2, device=device)
+        gather(grad, codes, values, seen)
+        assert not seen.any()
+        spread(values, codes, back := torch.empty_like(grad))
+        torch.testing.assert_close(back, grad, rtol=0, atol=0)
+
+
+@pytest.mark.stem("compress")
+def test_places_of_masks_that_others_write_are_found_at_each_call(device):
+    kept = KeptPlaces(True, uncounted=True)
+    layer = two_layers(device, torch.float32, masked=True)[1]
+    first = kept.of(layer)
+    layer.mask.data.copy_(layer.mask.roll(4, 0))
+    assert not torch.equal(kept.of(layer).codes, first.codes)
+
+
+def test_masks_of_the_first_rank_alone_reach_the_others(ranks):
+    for found in ranks:
+        for same, names in found["sent masks"]:
+            assert same
+            assert names == ""
 
 
 def test_a_bucket_without_packed_gradients_travels_as_it_is():

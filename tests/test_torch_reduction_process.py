@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import ArgumentError, PatternError  # noqa: E402
 from sparse24._torch import ops  # noqa: E402
-from sparse24._torch.packable import _check_backend  # noqa: E402
+from sparse24._torch.packable import _check_backend, divides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch without torch.distributed"
@@ -146,6 +148,27 @@ def test_gloo_is_for_the_cpu_only():
         _check_backend(backends, devices)
     with pytest.raises(ArgumentError, match=r"on GPUs by NCCL.*call .*process_group\('nccl'\)"):
         _check_backend(both, {"cuda"})
+
+
+def test_nccl_averages_where_a_share_is_exact():
+    for dtype in (torch.bfloat16, torch.float16):
+        for ranks in range(1, 65):
+            exact = float(torch.tensor(1 / ranks, dtype=dtype)) == 1 / ranks
+            assert divides("nccl", ranks, dtype) == exact
+    assert divides("nccl", 3, torch.float32)  # as DDP itself, by a factor in float32
+    assert not divides("gloo", 2, torch.float32)
+    assert not divides(None, 2, torch.float32)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_shares_of_ranks_are_rounded_as_by_ddp(group, monkeypatch):
+    reduction = st.reduce_packed(DistributedDataParallel(net(group)))
+    reduction._group = SimpleNamespace(size=lambda: 3)
+    sent = lambda x, *_, **__: SimpleNamespace(get_future=lambda: x)  # noqa: E731
+    monkeypatch.setattr(torch.distributed, "all_reduce", sent)
+    x = torch.randn(1000)
+    assert not torch.equal(x * (1 / 3), x / 3)
+    assert torch.equal(reduction._average(x.clone()), x * (1 / 3))
 
 
 def tied():

@@ -149,3 +149,16 @@ def test_the_states_of_several_optimizers_follow_the_masks():
         st.update_masks(net, scheduler, [torch.optim.SGD(model().parameters(), lr=0.1)])
     with pytest.raises(ArgumentError, match=r"torch\.optim, got 'adam'"):
         st.update_masks(net, scheduler, [*optimizers, "adam"])
+
+
+@pytest.mark.parametrize("way", ["weight", "masked"])
+def test_replicas_multiply_by_copies_of_masks_as_the_layer_does(monkeypatch, way):
+    """What torch.nn.DataParallel does in each pass, on devices of which the CPU has one."""
+    layer, x = st.SparseLinear(16, 8), torch.randn(3, 16)
+    layer.set_mask(layer.current_mask(), way=way)
+    monkeypatch.setattr("sparse24._torch.pruned.way_of", pytest.fail)  # which waits for a device
+    replica = layer._replicate_for_data_parallel()
+    for name in ("weight", "bias", "mask"):
+        setattr(replica, name, getattr(layer, name).detach().clone())
+    assert replica.masked == (way == "masked")
+    assert torch.equal(replica(x), layer(x))

@@ -122,6 +122,17 @@ class PackedBucket:
             values[:1].masked_fill_(is_spoilt, math.nan)
 
 
+def as_in_memory(gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a weight that a bucket's view shows as if the weight were contiguous.
+
+    DDP writes it in the order in which the weight lies in memory, if that has no gaps.
+    """
+    if weight.is_contiguous():
+        return gradient
+    strides = torch.empty_like(weight, device="meta").stride()  # those of a weight without gaps
+    return gradient.as_strided(weight.shape, strides) if strides == weight.stride() else gradient
+
+
 def _runs(buffer: Tensor, gradients: Sequence[Tensor], is_whole: list[bool]) -> Iterable[Tensor]:
     """The parts of the buffer that travel as they are, as few as there can be."""
     start = end = 0

@@ -10,8 +10,9 @@ from sparse24 import _arrays
 from sparse24._torch import bucket_check as looks
 from sparse24._torch import ops
 from sparse24._torch.linear import cast
-from sparse24._torch.pruned import PrunedLayer
+from sparse24._torch.pruned import Look, PrunedLayer
 from sparse24._torch.ways import version_of
+from sparse24._train_rule import Rule
 
 
 class Places(NamedTuple):
@@ -24,7 +25,12 @@ class Places(NamedTuple):
 class _OfMask(NamedTuple):
     mask: Tensor
     version: int | None
+    look: Look  # of the layer: another one once `train` or `eval` was called
     places: Places
+
+    def is_of(self, mask: Tensor, look: Look) -> bool:
+        same = self.mask is mask and self.look is look
+        return same and self.version == version_of(mask)
 
 
 class KeptPlaces:
@@ -34,27 +40,43 @@ class KeptPlaces:
     ----------
     check : bool
         Whether other ranks are told of them.
+    uncounted : bool
+        Whether masks may be written without torch counting it, as by DDP that sends buffers: then
+        those of a mask are found at each call, too.
     """
 
-    def __init__(self, check: bool):
-        self._check = check
+    def __init__(self, check: bool, *, uncounted: bool = False):
+        self._check, self._uncounted = check, uncounted
         self._known: dict[PrunedLayer, _OfMask] = {}
 
     def of(self, layer: PrunedLayer) -> Places:
         """The places that the latest forward pass of a layer has kept."""
         mask = layer.mask
         if mask is None:
+            self._known.pop(layer, None)  # with the mask that the layer had
             # In the type of the pass: autocast rounds, and magnitudes become equal.
             weight = cast(layer.weight.detach(), getattr(layer, "_cast_to", None))
-            return self._found(ops.pack(weight, None, layer.rule.transposable)[1])
-        version, known = version_of(mask), self._known.get(layer)
-        lasts = version is not None and not _arrays.captures_work_on(mask)  # replays read it anew
-        if lasts and known is not None and known.mask is mask and known.version == version:
+            return self._found(_by_magnitude(weight, layer.rule))
+        look, known = layer._looked_at, self._known.get(layer)
+        lasts = not self._uncounted and not mask.is_inference()
+        lasts = lasts and not _arrays.captures_work_on(mask)  # replays read it anew
+        if lasts and known is not None and known.is_of(mask, look):
             return known.places
         places = self._found(ops.pack(layer.weight.detach(), mask, False)[1])
         if lasts:
-            self._known[layer] = _OfMask(mask, version, places)
+            self._known[layer] = _OfMask(mask, version_of(mask), look, places)
         return places
 
     def _found(self, codes: Tensor) -> Places:
         return Places(codes, looks.hashed(codes) if self._check else None)
+
+
+def _by_magnitude(weight: Tensor, rule: Rule) -> Tensor:
+    """Codes of the places to which the gradient of a layer without a mask goes.
+
+    Experts pass it through `ops.keep`, which keeps other zeros of a group than the packed weight
+    does, unless both keep the best 4x4 masks.
+    """
+    if weight.ndim == 2 or rule.transposable:
+        return ops.pack(weight, None, rule.transposable)[1]
+    return ops.pack(weight, ops.keep(weight, False), False)[1]

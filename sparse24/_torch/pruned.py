@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -127,7 +128,8 @@ class PrunedLayer(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # fully_shard does that before and after each call, for new values
             forget(self)
-        if name != "mask" or "_looked_at" not in self.__dict__:
+        # Replicas of DataParallel are given copies of the masks in each pass.
+        if name != "mask" or "_looked_at" not in vars(self) or "_is_replica" in vars(self):
             super().__setattr__(name, value)
             return
         self._refuse_mask(value)
@@ -147,6 +149,7 @@ class PrunedLayer(torch.nn.Module):
     def train(self, mode: bool = True):
         forget(self)  # weights may have been exchanged through `.data`
         self._look_again()
+        self._looked_at = copy.copy(self._looked_at)  # and masks: what is made of them is anew
         return super().train(mode)
 
     def __prepare_scriptable__(self):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, PatternError
-from sparse24._torch.buckets import PackedBucket
+from sparse24._torch.buckets import PackedBucket, as_in_memory
 from sparse24._torch.kept_places import KeptPlaces
 from sparse24._torch.linear import autocast_dtype
-from sparse24._torch.packable import agreed, backend_for
+from sparse24._torch.packable import agreed, backend_for, divides
 from sparse24._torch.pruned import PrunedLayer
 
 
@@ -71,11 +71,13 @@ def reduce_packed(
     The call itself waits for the other ranks, to compare what they pack.  Afterwards nothing here
     waits for the device, and the packed bucket needs memory beside the bucket.  Each gradient is
     read once to be packed, on a GPU checked in the same pass, and written once to be unpacked; what
-    else a bucket holds is copied twice.  A layer with a mask (`SparseLinear.set_mask`) keeps the
-    codes of its places, half a byte for every four weights; one without chooses its places by
-    magnitude in each step, one more pass over the weight and, with 4x4 tiles, the search for the
-    best masks.  Whether this is less than the bytes save depends on the links between the devices,
-    and on how long the backward pass is.
+    else a bucket holds is copied twice.  With ``broadcast_buffers=False`` the codes of a mask's
+    places (`SparseLinear.set_mask`), half a byte for every four weights, are kept until the mask is
+    written or replaced: after a write that torch does not count, by a collective or through
+    ``.data``, call ``train()``.  Otherwise, as `ddp` may have written the mask, they are found in
+    each step, by one more pass over the weight; so are those of a layer without a mask, with 4x4
+    tiles by the search for the best masks.  Whether this is less than the bytes save depends on the
+    links between the devices, and on how long the backward pass is.
 
     Where each rank chooses places of its own, codes travel too and sums fill up [1]_.
 
@@ -158,8 +160,8 @@ class PackedReduction:
         self._layers = {layer.weight: layer for layer in layers.values()}
         self._model = ddp.module
         self._places = {layer: _place(ddp, name) for name, layer in layers.items()}
-        self._kept = KeptPlaces(check)
-        self._averages = backend_for(ddp, next(iter(self._layers)).device) == "nccl"
+        self._kept = KeptPlaces(check, uncounted=ddp.broadcast_buffers)
+        self._backend = backend_for(ddp, next(iter(self._layers)).device)
         self._wrong: dict[Tensor, Tensor] = {}
         if check:  # there from the beginning to the end, so that any stream may write to them
             self._wrong = {
@@ -205,10 +207,13 @@ class PackedReduction:
         return [self._wrong[weight] for weight in weights] if self._wrong else None
 
     def _average(self, flat: Tensor) -> torch.futures.Future:
-        """The average of a tensor over the ranks; each divides first, as sums may overflow."""
-        operation = torch.distributed.ReduceOp.AVG  # NCCL divides what it sends
-        if not self._averages:
-            flat, operation = flat.div_(self._group.size()), torch.distributed.ReduceOp.SUM
+        """The average of a tensor over the ranks; each divides first, as sums may overflow.
+
+        A share is rounded as by DDP, which multiplies, too.
+        """
+        operation, ranks = torch.distributed.ReduceOp.AVG, self._group.size()
+        if not divides(self._backend, ranks, flat.dtype):
+            flat, operation = flat.mul_(1 / ranks), torch.distributed.ReduceOp.SUM
         work = torch.distributed.all_reduce(flat, operation, group=self._group, async_op=True)
         return work.get_future()
 
@@ -222,7 +227,8 @@ def _reduce(reduction: PackedReduction, bucket):
     weights, buffer = bucket.parameters(), bucket.buffer()
     layers = [reduction._packs(weight) for weight in weights]
     wrong = reduction._flags(weight for weight, layer in zip(weights, layers) if layer is not None)
-    packed = PackedBucket(buffer, bucket.gradients(), layers, reduction._kept, wrong)
+    gradients = [as_in_memory(*pair) for pair in zip(bucket.gradients(), weights, strict=True)]
+    packed = PackedBucket(buffer, gradients, layers, reduction._kept, wrong)
     if bucket.index() == 0:
         reduction.sent = reduction.whole = 0
     reduction.sent += packed.flat.nbytes
