@@ -197,7 +197,9 @@ def test_places_of_a_mask_are_found_once_for_each(device, check):
     assert not torch.equal(second.codes, first.codes)
     assert kept.of(layer) is second
     layer.mask.data.copy_(layer.mask.roll(4, 0))  # not counted
-    layer.train()
+    layer.train()  # as loops call it in each step
+    assert kept.of(layer) is second
+    layer.eval()
     third = kept.of(layer)
     assert not torch.equal(third.codes, second.codes)
     assert kept.of(layer) is third

@@ -25,7 +25,7 @@ class Places(NamedTuple):
 class _OfMask(NamedTuple):
     mask: Tensor
     version: int | None
-    look: Look  # of the layer: another one once `train` or `eval` was called
+    look: Look  # of the layer: another one once it changes between training and evaluation
     places: Places
 
     def is_of(self, mask: Tensor, look: Look) -> bool:

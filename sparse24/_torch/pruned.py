@@ -149,7 +149,8 @@ class PrunedLayer(torch.nn.Module):
     def train(self, mode: bool = True):
         forget(self)  # weights may have been exchanged through `.data`
         self._look_again()
-        self._looked_at = copy.copy(self._looked_at)  # and masks: what is made of them is anew
+        if mode != self.training:
+            self._looked_at = copy.copy(self._looked_at)  # and masks: what is made of them is anew
         return super().train(mode)
 
     def __prepare_scriptable__(self):
