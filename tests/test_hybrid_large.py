@@ -119,13 +119,15 @@ def test_parts_by_any_key_of_numpys_need_no_dense_matrix(rng, monkeypatch):
     at, some = np.array(70), [[1, 70], [3, 70]]
     keys = [at, (at, at), (..., at), ([1, 70], at), (some, 150), (70, some), (some, [0, 150])]
     keys += [keep, (None, 70), (70, None), (None, 70, 150), (slice(None), None, 150)]
+    keys += [(70, 150), (70, 150, ...), (..., 3, -1), (70, ..., 0), (..., 70, slice(0, 9))]
     with monkeypatch.context() as patch:
         patch.setattr(hybrid_build, "decode", None)
         parts = [h[key] for key in keys]
         for key in (None, (some, slice(None)), (..., None)):
             with pytest.raises(s24.ArgumentError, match="has two axes, and the key gives 3"):
                 h[key]
-        for key in (keep[:3], np.array(130), (some, 190), ([1, 2], [3, 4, 5])):
+        wrong = [keep[:3], np.array(130), (some, 190), ([1, 2], [3, 4, 5])]
+        for key in (*wrong, (..., ...), (..., 0, ...)):
             with pytest.raises(IndexError, match="out of range"):
                 h[key]
     for part, key in zip(parts, keys, strict=True):
