@@ -125,9 +125,13 @@ def _check_edges(tiles: Tiles) -> None:
 
 
 def _filled(tiles: Tiles, number: int) -> np.ndarray:
-    """Boolean (64, 64): where a tile with values holds some that are not zero."""
+    """Boolean (64, 64): where a tile with values holds some that are not 0.0.
+
+    Readers of rows pass over zero bits alone, so that -0.0 counts here, too.
+    """
     kind, start = int(tiles.kinds[number]), int(tiles.starts[number])
-    stored = tiles.values[start : int(tiles.starts[number + 1])] != 0
+    values = tiles.values[start : int(tiles.starts[number + 1])]
+    stored = values.view(tiles.dtype.storage) != 0
     if kind == DENSE:
         return stored.reshape(TILE, TILE)
     words = tiles.codes[int(tiles.slots[number])][:, None]

@@ -103,7 +103,10 @@ def _cut(entry: Any, size: int) -> tuple[int, int, Any] | None:
 
 
 def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
-    """The key of rows and that of columns, of which one may be an array; None for other keys."""
+    """The key of rows and that of columns, of which one may be an array; None for other keys.
+
+    Also for two numbers beside an ellipsis: these give an array without axes, and no number.
+    """
     entries = key if isinstance(key, tuple) else (key,)
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
     if len(dots) > 1 or len(entries) - len(dots) > 2:
@@ -111,6 +114,8 @@ def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
     at = dots[0] if dots else len(entries)
     missing = 2 - (len(entries) - len(dots))
     entries = (*entries[:at], *(indexing.ALL,) * missing, *entries[at + 1 :])
+    if dots and all(map(_check.is_index, entries)):
+        return None
     arrays = [np.ndim(x) for x in entries if not (isinstance(x, slice) or _check.is_index(x))]
     return entries if arrays in ([], [1]) else None
 
@@ -120,12 +125,12 @@ def _at_places(h: Any, stored: Stored, key: Any) -> Any:
     m, k = stored.shape
     rows = np.broadcast_to(np.arange(m)[:, None], stored.shape)[key]
     columns = np.broadcast_to(np.arange(k), stored.shape)[key]
-    values = np.zeros(rows.size, h.dtype)
+    values = np.zeros(rows.shape, h.dtype)
     if rows.size:  # SciPy has no such part
         numbers, bits = _numbered(stored)
         found = np.asarray(numbers[rows.ravel(), columns.ravel()])  # 0 is no element
-        values[found > 0] = bits[found[found > 0] - 1].view(h.dtype)
-    return values.reshape(rows.shape)[()]
+        values.reshape(-1)[found > 0] = bits[found[found > 0] - 1].view(h.dtype)
+    return values if isinstance(rows, np.ndarray) else values[()]
 
 
 def _numbered(stored: Stored) -> tuple[Any, np.ndarray]:

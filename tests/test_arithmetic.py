@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from arithmetic_cases import MAKERS, OF_HYBRID, SHAPE, dense_of
+from hybrid_cases import KINDS, with_kinds
 
 import sparse24 as s24
 from sparse24 import _dtypes
@@ -187,6 +188,19 @@ def test_hybrid_tiles_keep_their_kinds(name, turned, rng):
         assert got.nnz == h.nnz
     some = h * (row > 1)  # built anew
     assert some.nnz == np.count_nonzero(some.toarray()) < h.nnz
+    none = h * np.zeros((), dense.dtype)
+    assert none.nnz == 0
+    assert not none.kinds.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_factors_of_tiles_at_the_edges(kind, rng):
+    """Where tiles store zeros past the ends of the matrix, there is no factor."""
+    dense = rng.integers(1, 4, (70, 90)).astype(np.float32)
+    factor = rng.integers(1, 4, (70, 90)).astype(np.float32)
+    got = with_kinds(dense, [kind]) * factor
+    assert (got.kinds == kind).all()
+    assert_is(got, dense * factor)
 
 
 def test_a_type_that_hybrid_matrices_lack_is_named():

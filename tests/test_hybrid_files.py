@@ -92,6 +92,23 @@ def test_elements_outside_of_the_matrix_are_refused(rng, kind):
             HybridArray.from_tiles(replace(tiles, shape=shape))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("kind", [hybrid_kinds.DENSE, hybrid_kinds.TWO_FOUR])
+def test_negative_zeros_outside_of_the_matrix_are_refused(kind, dtype):
+    """Products would read the operand past its end for each of them."""
+    tiles = with_kinds(np.ones((3, 5), s24.hybrid(np.eye(2), dtype=dtype).dtype), [kind]).tiles
+    beside, below = (6, 4 * 64) if kind == hybrid_kinds.DENSE else (4, 4 * 32)
+    for place in (beside, below):
+        values = tiles.values.copy()
+        assert values[place] == 0
+        values[place] = -0.0
+        with pytest.raises(FormatError, match=r"values .* lie within its 3 rows and 5 columns"):
+            HybridArray.from_tiles(replace(tiles, values=values))
+    inside = tiles.values.copy()
+    inside[0] = -0.0
+    assert HybridArray.from_tiles(replace(tiles, values=inside)).nnz == 14
+
+
 def test_two_elements_in_one_place_are_refused():
     w = np.zeros((64, 64), np.float32)
     w[0, :4] = w[1, 4:8] = (1, 2, 3, 4)

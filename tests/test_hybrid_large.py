@@ -90,6 +90,9 @@ def test_nan_and_the_extremes_of_rows_without_zeros():
     np.testing.assert_array_equal(h.max(axis=1)[:3], [-1, np.nan, 0])
     np.testing.assert_array_equal(h.sum(axis=1)[:3], [-8, np.nan, 0])
     assert np.isnan(h.min())
+    assert (h[:1].max(), h[3:].max(), (-h[:1]).min()) == (-1, 0, 1)
+    below = s24.hybrid(scipy.sparse.csr_array(-np.eye(8)))  # all that is stored is below zero
+    assert (below.max(), (-below).min()) == (0, 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,13 +122,15 @@ def test_parts_by_any_key_of_numpys_need_no_dense_matrix(rng, monkeypatch):
     at, some = np.array(70), [[1, 70], [3, 70]]
     keys = [at, (at, at), (..., at), ([1, 70], at), (some, 150), (70, some), (some, [0, 150])]
     keys += [keep, (None, 70), (70, None), (None, 70, 150), (slice(None), None, 150)]
+    keys += [(70, 150), (70, 150, ...), (..., 3, -1), (70, ..., 0), (..., 70, slice(0, 9))]
     with monkeypatch.context() as patch:
         patch.setattr(hybrid_build, "decode", None)
         parts = [h[key] for key in keys]
         for key in (None, (some, slice(None)), (..., None)):
             with pytest.raises(s24.ArgumentError, match="has two axes, and the key gives 3"):
                 h[key]
-        for key in (keep[:3], np.array(130), (some, 190), ([1, 2], [3, 4, 5])):
+        wrong = [keep[:3], np.array(130), (some, 190), ([1, 2], [3, 4, 5])]
+        for key in (*wrong, (..., ...), (..., 0, ...)):
             with pytest.raises(IndexError, match="out of range"):
                 h[key]
     for part, key in zip(parts, keys, strict=True):
@@ -180,6 +185,26 @@ def test_a_sparse_factor_keeps_its_type_duplicates_and_own_zeros(rng):
     assert factor.nnz == stored
     with pytest.raises(s24.ShapeError, match="does not broadcast"):
         h * factor[:5]
+
+
+def test_a_sparse_factor_may_have_its_elements_in_any_order_and_twice(rng):
+    h = drawn(rng, "float64")
+    columns = rng.integers(0, h.shape[1], (h.shape[0], 60))
+    starts = np.arange(0, columns.size + 1, 60)
+    data = rng.integers(1, 4, columns.size).astype(np.float64)
+    factor = scipy.sparse.csr_array((data, columns.ravel(), starts), shape=h.shape)
+    assert not factor.has_sorted_indices
+    assert_same_bits((h * factor).toarray(), h.toarray() * factor.toarray())
+
+
+def test_a_hybrid_factor_of_another_shape_broadcasts_or_is_refused(rng):
+    h = drawn(rng, "float32")
+    row = np.where(rng.random(h.shape[1]) < 0.1, 2, 0).astype(np.float32)[None]
+    factor = s24.hybrid(row)
+    assert factor.is_less_as_csr
+    assert_same_bits((h * factor).toarray(), h.toarray() * row)
+    with pytest.raises(s24.ShapeError, match="does not broadcast"):
+        h * s24.hybrid(np.eye(*h.shape, dtype=np.float32))[:5]
 
 
 def test_kernels_are_called_for_many_bands_of_a_tall_matrix(rng, monkeypatch):

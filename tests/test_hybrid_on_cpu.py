@@ -95,6 +95,31 @@ def test_sums_of_16_bits_are_rounded_once(rng):
     assert ran(h, "blas")
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rows", [(), (8,), (2, 8)])
+def test_a_layer_and_a_product_are_remembered_apart(rng, dtype, rows):
+    """The sums of a layer with an epilogue are float32, also if its elements have 16 bits."""
+    w = families.make("iid", (M, K), zeros=0.4, dtype=dtype, rng=rng)
+    x = families.make("iid", (16, K), zeros=0, dtype=dtype, rng=rng)[: np.prod(rows, dtype=int)]
+    x, h = x.reshape(*rows, K), s24.hybrid(w)
+    bias = np.ones(M, np.int32 if dtype == "int8" else w.dtype)
+    product = s24.hybrid(w) @ x.T if x.ndim < 3 else (x @ s24.hybrid(w).T).mT
+    for _ in range(3):
+        layer, plain = s24.linear(x, h, bias=bias), x @ h.T
+        assert plain.dtype == product.dtype
+        np.testing.assert_array_equal(plain.mT if rows else plain, product)
+        assert layer.dtype == s24.linear(x, h).dtype
+        want = x.astype(np.float64) @ w.T.astype(np.float64) + 1
+        error = np.abs(layer.astype(np.float64) - want).max()
+        assert error <= TOLERANCE[dtype] * np.abs(want).max()
+
+
+def test_masks_count_the_columns_that_fill_whole_vectors():
+    """Of a single column, each row would be read as a whole vector."""
+    for k, path in ((1, "cpu"), (64, "masks" if VECTOR_BYTES > 16 else "cpu")):
+        assert s24.hybrid(np.ones((300, k), np.float32)).explain(8)["choice"] == path
+
+
 def test_a_path_that_is_named_is_taken_and_remembered(rng):
     w, b = matrix(rng, 0.4), rng.standard_normal((K, 64)).astype(np.float32)
     h = s24.hybrid(w)

@@ -81,6 +81,9 @@ def test_damaged_fits_are_ignored(tmp_path):
     lines = {name: {"fixed": 1.0, "element": 2.0, "byte": 3.0} for name in hybrid_lines.H200_LINES}
     file.write_text(json.dumps({"key": hybrid_fit._key(), "lines": lines}))
     assert hybrid_fit._read(file)["rows/1"].byte == 3.0
+    for key in (hybrid_fit._key() | {"sparse24": "0.0.1"}, hybrid_fit._key() | {"kernels": {}}):
+        file.write_text(json.dumps({"key": key, "lines": lines}))  # of other kernels
+        assert hybrid_fit._read(file) is None
 
 
 def test_choices_are_as_near_as_times_hang_on_the_columns():
