@@ -100,12 +100,15 @@ class Calibration:
             raise ArgumentError("targets must come with every batch of inputs, or with none")
         if self.bias and len(x):
             x, y = self._from_first(x, y)
-        self._moment = x.T @ x + (0.0 if self._moment is None else self._moment)
-        self._input_sum = x.sum(0) + self._input_sum
-        self.count += len(x)
+        sums = [(x.T @ x, self._moment), (x.sum(0), self._input_sum)]
         if y is not None:
-            self._cross = x.T @ y + (0.0 if self._cross is None else self._cross)
-            self._target_sum = y.sum(0) + self._target_sum
+            sums += [(x.T @ y, self._cross), (y.sum(0), self._target_sum)]
+        new = [term + (0.0 if past is None else past) for term, past in sums]
+        # All at once, as a batch of which one sum fails must not count in the others.
+        self._moment, self._input_sum = new[:2]
+        if y is not None:
+            self._cross, self._target_sum = new[2:]
+        self.count += len(x)
 
     def _from_first(self, x, y):
         """Inputs and targets as differences from the first ones."""
