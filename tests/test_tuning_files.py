@@ -70,6 +70,10 @@ def test_a_file_without_a_bandwidth_leaves_the_measured_one(h200):
     _tuning_cache.record_model(0, bandwidth=1e12, scales={})
     assert _tuning_cache.merge(file, 0)
     assert _tuning_cache.bandwidth(0) == 1e12
+    assert _tuning_cache.write(file, 0, replace=False)
+    _tuning_cache.forget(0)
+    assert _tuning_cache.write(file, 0, replace=False)  # as by a process that measured none
+    assert _tuning_cache.read(file, 0)["bandwidth"] == 1e12
 
 
 def test_processes_that_tune_at_once_leave_a_whole_file(h200):
