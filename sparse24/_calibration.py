@@ -140,7 +140,7 @@ class Calibration:
             raise ArgumentError("calibration has seen no inputs; call update(inputs) first")
         if not self.bias:
             return _arrays.read_only(self._moment)
-        return self._moment - self._input_sum[:, None] * self._input_sum / max(self.count, 1)
+        return self._moment - self._input_sum[:, None] * self._input_sum / self.count
 
     @property
     def cross(self):
@@ -150,8 +150,9 @@ class Calibration:
 
     @property
     def norms(self):
-        xp = _arrays.namespace(self.hessian)
-        return xp.sqrt(xp.maximum(self.hessian.diagonal(), 0.0))
+        squares = self.hessian.diagonal()
+        xp = _arrays.namespace(squares)
+        return xp.sqrt(xp.maximum(squares, 0.0))
 
     def new_bias(self, pruned, dense=None, bias=None):
         """The bias that goes with pruned weights: the mean output stays what it should be.

@@ -226,3 +226,6 @@ def test_targets_must_have_a_feature_for_each_row(rng):
         s24.refit(w, w, seen)
     with pytest.raises(s24.ShapeError, match=message):
         s24.prune(w, method="sparsegpt", calibration=seen)
+    with pytest.raises(s24.ShapeError, match=r"pruned must have shape \(3, 8\), by what the"):
+        seen.new_bias(w)
+    assert seen.new_bias(w[:3]).shape == (3,)
