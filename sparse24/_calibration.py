@@ -100,12 +100,15 @@ class Calibration:
             raise ArgumentError("targets must come with every batch of inputs, or with none")
         if self.bias and len(x):
             x, y = self._from_first(x, y)
-        self._moment = x.T @ x + (0.0 if self._moment is None else self._moment)
-        self._input_sum = x.sum(0) + self._input_sum
-        self.count += len(x)
+        sums = [(x.T @ x, self._moment), (x.sum(0), self._input_sum)]
         if y is not None:
-            self._cross = x.T @ y + (0.0 if self._cross is None else self._cross)
-            self._target_sum = y.sum(0) + self._target_sum
+            sums += [(x.T @ y, self._cross), (y.sum(0), self._target_sum)]
+        new = [term + (0.0 if past is None else past) for term, past in sums]
+        # All at once, as a batch of which one sum fails must not count in the others.
+        self._moment, self._input_sum = new[:2]
+        if y is not None:
+            self._cross, self._target_sum = new[2:]
+        self.count += len(x)
 
     def _from_first(self, x, y):
         """Inputs and targets as differences from the first ones."""
@@ -137,7 +140,7 @@ class Calibration:
             raise ArgumentError("calibration has seen no inputs; call update(inputs) first")
         if not self.bias:
             return _arrays.read_only(self._moment)
-        return self._moment - self._input_sum[:, None] * self._input_sum / max(self.count, 1)
+        return self._moment - self._input_sum[:, None] * self._input_sum / self.count
 
     @property
     def cross(self):
@@ -147,8 +150,9 @@ class Calibration:
 
     @property
     def norms(self):
-        xp = _arrays.namespace(self.hessian)
-        return xp.sqrt(xp.maximum(self.hessian.diagonal(), 0.0))
+        squares = self.hessian.diagonal()
+        xp = _arrays.namespace(squares)
+        return xp.sqrt(xp.maximum(squares, 0.0))
 
     def new_bias(self, pruned, dense=None, bias=None):
         """The bias that goes with pruned weights: the mean output stays what it should be.

@@ -128,7 +128,6 @@ class Recipe:
                 return None
         if self.method == "magnitude":
             return s24.compress(matrix, **groups, on_excess="prune")
-        self.check([name])
         inputs = self.calibration.get(name)
         try:
             pruned = s24.prune(matrix, **groups, method=self.method, calibration=inputs)

@@ -18,9 +18,7 @@ def order(x) -> str:
     size = x.dtype.itemsize
     if columns == 1 and row == size and rows > 1:
         return "column"
-    if (column == size or columns == 1) and rows == 1:
-        return "row"
-    if column == size:
+    if column == size or rows == columns == 1:
         return "row"
     return "column" if row == size else "strided"
 

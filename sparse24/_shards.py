@@ -126,7 +126,7 @@ class ShardedFile(ArrayFile):
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    if path.name.lower().endswith(".json") and ".bin.index" in path.name.lower():
+    if ".bin.index" in path.name.lower():
         raise _pickles(path)
     try:
         index = json.loads(path.read_bytes(), object_pairs_hook=_once)

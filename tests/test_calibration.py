@@ -202,6 +202,22 @@ def test_calibration_refuses_uneven_batches():
         s24.prune(np.ones((4, 8)), method="wanda", activations=np.ones(9))
 
 
+def test_a_batch_that_fails_changes_nothing(rng):
+    """One sum alone may fail, as that of targets on another device, or too large ones here."""
+    x, y = rng.normal(size=(6, 8)), rng.normal(size=(6, 4))
+    for bias in (False, True):
+        seen = s24.Calibration(bias=bias)
+        for part in (slice(0, 3), slice(3, 6)):
+            with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+                seen.update(np.full((2, 8), [[1e10], [-1e10]]), np.full((2, 4), [[1e300], [0]]))
+            assert seen.count == part.start
+            seen.update(x[part], y[part])
+        want = s24.Calibration(x, y, bias=bias)
+        np.testing.assert_allclose(seen.hessian, want.hessian)
+        np.testing.assert_allclose(seen.cross, want.cross)
+        np.testing.assert_allclose(seen.new_bias(y.T @ x), want.new_bias(y.T @ x))
+
+
 def test_targets_must_have_a_feature_for_each_row(rng):
     seen = s24.Calibration(rng.normal(size=(9, 8)), rng.normal(size=(9, 3)))
     w = rng.normal(size=(4, 8))
@@ -210,3 +226,6 @@ def test_targets_must_have_a_feature_for_each_row(rng):
         s24.refit(w, w, seen)
     with pytest.raises(s24.ShapeError, match=message):
         s24.prune(w, method="sparsegpt", calibration=seen)
+    with pytest.raises(s24.ShapeError, match=r"pruned must have shape \(3, 8\), by what the"):
+        seen.new_bias(w)
+    assert seen.new_bias(w[:3]).shape == (3,)

@@ -16,6 +16,7 @@ import sparse24 as s24
 from sparse24 import _arrays, _dtypes
 from sparse24 import distributed as D
 from sparse24._distributed.communicator import _namespace
+from sparse24._distributed.reduce import _hash
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 
@@ -272,3 +273,27 @@ def test_nothing_is_imported_before_it_is_needed():
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
     )
     assert not set(done.stdout.split()) & {"cupy", "torch", "jax"}
+
+
+@pytest.mark.parametrize("size", [1, 8, 21])
+def test_hashes_of_places_that_differ_in_a_bit_differ(size):
+    codes = np.arange(size, dtype=np.uint8)
+    found = {_hash(codes)}
+    for place in range(size):
+        for bit in range(8):
+            other = codes.copy()
+            other[place] ^= 1 << bit
+            found.add(_hash(other))
+    assert len(found) == 8 * size + 1
+
+
+def test_places_that_differ_in_two_groups_are_found():
+    """In those that fill the highest bits of two words of codes."""
+    mask = np.zeros((1, 128), bool)
+    mask[:, ::4] = mask[:, 1::4] = True
+    other = mask.copy()
+    for group in (15, 31):
+        other[0, 4 * group + 1], other[0, 4 * group + 3] = False, True
+    arrays = [s24.compress(x.astype(np.float32)) for x in (mask, other)]
+    with pytest.raises(ArgumentError, match=r"those of ranks \[1\] are not those of rank 0"):
+        on_ranks(2, lambda comm: D.all_reduce(arrays[comm.rank], comm))

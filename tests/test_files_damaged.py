@@ -188,10 +188,15 @@ def test_a_header_that_nests_too_deep_is_refused(tmp_path):
         s24.load_safetensors(tmp_path / "a.safetensors")
 
 
-def test_bits_of_a_type_without_a_name_are_refused(tmp_path):
-    raw, header = stored.pack(s24.random((4, 8), rng=0))
-    _raw_writers.write_npz(tmp_path / "a.npz", raw, {**header, "bits": {"array.values": []}})
-    with pytest.raises(s24.FormatError, match=r"does not hold the bits of \[\]"):
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [("array.values", []), ("array.values", "bfloat16"), ("array.of_none", "bfloat16")],
+)
+def test_bits_of_another_type_or_of_none_are_refused(array, kind, tmp_path):
+    raw, header = stored.pack(s24.random((4, 8), dtype="float32", rng=0))
+    _raw_writers.write_npz(tmp_path / "a.npz", raw, {**header, "bits": {array: kind}})
+    message = re.escape(f"array {array!r} does not hold the bits of {kind!r}")
+    with pytest.raises(s24.FormatError, match=message):
         s24.load_npz(tmp_path / "a.npz")
 
 

@@ -72,6 +72,17 @@ def test_matmul_takes_what_products_outside_of_jax_take(name, through):
             through(lambda x: sj.matmul(x, A.astype("int8").T, dtype="float32"))(x)
 
 
+@pytest.mark.parametrize("through", [jax.jit, lambda f: f])
+def test_bits_that_a_function_returns_are_the_fp8_of_its_result(through):
+    x = jnp.array([1.0, -2.0, 3.0, 0.0])
+    like = jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn)
+    typed = lambda x: x.astype(like.dtype)  # noqa: E731
+    for function in (typed, lambda x: typed(x).view(np.uint8)):
+        got = through(lambda x, f=function: sj.call(f, like, x))(x)
+        assert got.dtype == like.dtype
+        np.testing.assert_array_equal(got.astype(jnp.float32), x)
+
+
 def test_the_plain_layer_names_the_weight_of_a_mask():
     with pytest.raises(s24.ShapeError, match=r"mask must have the shape of weight, \(4, 8\)"):
         functional.linear(np.ones((3, 8)), np.ones((4, 8)), mask=np.ones((4, 4), bool))

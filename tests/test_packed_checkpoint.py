@@ -106,12 +106,19 @@ def test_damaged_parts_are_named(part, value, message, a, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_what_only_looks_packed_is_left_alone(a, rng, tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["a vector of elements", "no shape", "the weight beside"])
+def test_what_only_looks_packed_is_left_alone(kind, a, rng, tmp_path, capsys):
     arrays = packed("up", a)
-    arrays["up.compressed"] = arrays["up.compressed"].reshape(-1)  # as of an unstructured matrix
     arrays["w"] = rng.standard_normal((64, 64)).astype(np.float32)
+    if kind == "a vector of elements":  # as of an unstructured matrix
+        arrays["up.compressed"] = arrays["up.compressed"].reshape(-1)
+    elif kind == "no shape":
+        del arrays["up.shape"]
+    else:
+        arrays["up.weight"] = a.toarray()
     source, out = saved(arrays, tmp_path), tmp_path / "out.npz"
-    run(capsys, "convert", source, out)
+    run(capsys, "convert", source, out, "--include", "^w$")
     loaded = s24.load_npz(out)
     assert set(loaded) == set(arrays)
-    np.testing.assert_array_equal(loaded["up.compressed"], arrays["up.compressed"])
+    for name in arrays.keys() - {"w"}:
+        np.testing.assert_array_equal(loaded[name], arrays[name])

@@ -117,9 +117,11 @@ def test_folds_into_its_neighbours_exactly(rng):
 @pytest.mark.parametrize("size", [2.0**-1000, 2.0**-200, 2.0**200, 2.0**1000])
 def test_columns_of_any_size_are_ordered_alike(xp, rng, size):
     w, other = rng.standard_normal((2, 8, 32))
-    given = [w * size, np.zeros((3, 32), np.float16), other * size]
-    got = s24.find_permutation([xp.asarray(x) for x in given])
-    np.testing.assert_array_equal(got, s24.find_permutation([w, other]))
+    want = s24.find_permutation([w, other])
+    for between in ([], [np.zeros((3, 32), np.float16)]):
+        given = [w * size, *between, other * size]
+        got = s24.find_permutation([xp.asarray(x) for x in given])
+        np.testing.assert_array_equal(got, want)
 
 
 def test_numbers_beyond_float32_are_not_lost():
@@ -165,8 +167,9 @@ def test_refusals(rng):
             s24.find_permutation(w, scores=scores)
     with pytest.raises(s24.ArgumentError, match="scores as many arrays as w, got 2 and 1"):
         s24.find_permutation([w, w], scores=[w])
-    with pytest.raises(s24.ArgumentError, match="each of 0 to k - 1 once"):
-        s24.fold_permutation([0, 0, 1], w, w)
+    for order in ([0, 0, 1], np.arange(8.0), np.arange(8).reshape(1, 8)):
+        with pytest.raises(s24.ArgumentError, match="each of 0 to k - 1 once"):
+            s24.fold_permutation(order, w.T, w)
     with pytest.raises(s24.ShapeError, match="producer must have 8 elements on axis 0"):
         s24.fold_permutation(np.arange(8), w, w)
     with pytest.raises(s24.ShapeError, match=r"bias must have shape \(8,\)"):

@@ -1,15 +1,12 @@
-"""The planner and the tuning cache."""
+"""The planner, and what it takes from the tuning cache."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from planner_cases import H100, H200, KEY, RTX_4090, problem
+from planner_cases import H100, H200, RTX_4090, problem
 
 import sparse24 as s24
 from sparse24 import (
@@ -156,19 +153,6 @@ def test_a_measured_winner_beats_the_prediction(h200):
     assert _planner.choose(problem(n=8), 0, dense=False).kernel != "sparse_fma"
 
 
-def test_tuning_files_round_trip_and_merge(h200):
-    file = h200 / "tuning.json"
-    _tuning_cache.record_winner(0, problem(), dense=False, seconds={"sparse_fma/64x64x32": 1.0})
-    assert _tuning_cache.write(file, 0, replace=False)
-    _tuning_cache.forget(0)
-    _tuning_cache.record_winner(0, problem(n=1), dense=False, seconds={"sparse_fma/64x64x32": 2.0})
-    assert _tuning_cache.write(file, 0, replace=False)
-    _tuning_cache.forget(0)
-    assert _tuning_cache.merge(file, 0)
-    assert len(_tuning_cache.state(0)["winners"]) == 2
-    assert not list(h200.glob("*.tmp"))
-
-
 def test_a_measured_bandwidth_counts_at_once(h200):
     file = h200 / "tuning.json"
     expected = _chip_facts.copy_bandwidth(H200)
@@ -228,50 +212,6 @@ def test_slower_memory_asks_for_the_kernel_that_reads_fastest(dtype):
     assert fastest(H200, case) == "sparse_wgmma"
     many = problem(28672, 256, 8192, dtype, out_order="column")
     assert fastest(H100, many) == fastest(H200, many) == "sparse_wgmma"
-
-
-def test_processes_that_tune_at_once_leave_a_whole_file(h200):
-    _tuning_cache.record_winner(0, problem(), dense=False, seconds={"sparse_fma/64x64x32": 1.0})
-    files = [h200 / f"tuning-{i}.json" for i in range(20)]
-    with ThreadPoolExecutor(8) as pool:
-        for file in files:  # each is new, so that who looks for it meets who makes it
-            write = functools.partial(_tuning_cache.write, file, 0, replace=False)
-            assert all(pool.map(lambda _, write=write: write(), range(16)))
-            assert _tuning_cache.read(file, 0) is not None
-    assert sorted(h200.iterdir()) == sorted(files)
-
-
-def tuned(**content):
-    whole = {"winners": {}, "scales": {}, "bandwidth": None, **content}
-    return json.dumps({"key": KEY, "content": whole})
-
-
-DAMAGED = {
-    "empty": "",
-    "cut": "{",
-    "a list": "[]",
-    "deep": "[" * 100000,
-    "another GPU": json.dumps({"key": {"gpu": "other"}}),
-    "no content": json.dumps({"key": KEY}),
-    "a winner that is none": tuned(winners={"p": 1}),
-    "a winner that was not timed": tuned(winners={"p": {"name": "a", "seconds": {"b": 1.0}}}),
-    "a name that is none": tuned(winners={"p": {"name": ["a"], "seconds": {"a": 1.0}}}),
-    "a time that is none": tuned(winners={"p": {"name": "a", "seconds": {"a": "1"}}}),
-    "a scale of 0": tuned(scales={"dense": 0}),
-    "a bandwidth of NaN": tuned(bandwidth=float("nan")),
-}
-
-
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_foreign_or_damaged_files_are_ignored_and_left_alone(h200, content):
-    file = h200 / "tuning.json"
-    file.write_text(content)
-    assert _tuning_cache.read(file, 0) is None
-    assert not _tuning_cache.merge(file, 0)
-    assert not _tuning_cache.write(file, 0, replace=False)
-    assert file.read_text() == content
-    assert _tuning_cache.write(file, 0, replace=True)
-    assert _tuning_cache.read(file, 0) is not None
 
 
 def test_wrong_results_do_not_agree():

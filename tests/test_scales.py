@@ -44,6 +44,13 @@ def test_reports_are_those_of_the_same_numbers_near_one(rng, size):
     assert str(got) == str(want)
 
 
+def test_the_largest_of_all_blocks_sets_the_scale_of_the_kept_energy(monkeypatch):
+    monkeypatch.setattr(_checkpoint, "_BLOCK", 4)
+    dense = np.repeat([2.0**1000, 2.0**-1000, 2.0**999], 4)
+    assert _checkpoint.kept_energy(dense[:8], dense) == 0.8
+    assert _checkpoint.kept_energy(dense[::-1][:8], dense) == 0.2
+
+
 @SIZES
 @pytest.mark.parametrize("pattern", [(2, 4), (16, 32)])
 def test_weights_of_any_size_are_pruned_and_refitted_alike(rng, pattern, size):

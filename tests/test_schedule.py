@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -146,3 +147,20 @@ def test_a_recipe_has_a_layer_to_mask():
         ):
             S.MaskScheduler(S.Recipe()).step(weights=weights)
     assert not S.init(S.Recipe(), {"empty": np.ones((0, 8))}).names
+
+
+def test_a_warning_that_a_filter_raises_leaves_all_rows_recorded():
+    telemetry = S.Telemetry(flip_limit=0.1)
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=1))
+    scheduler = S.MaskScheduler(recipe, telemetry=telemetry)
+    rising = np.arange(16.0).reshape(4, 4)
+    scheduler.step(weights={"a": rising, "b": rising})
+    with pytest.warns(S.MaskWarning, match=r"100.0% of the mask flipped at step 1") as told:
+        scheduler.step(weights={"a": -rising + 16, "b": rising})
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(S.MaskWarning, match=r"a: 100.0% of the mask flipped at step 2"):
+            scheduler.step(weights={"a": rising, "b": -rising + 16})
+    assert telemetry.column("step", "a") == telemetry.column("step", "b") == [0, 1, 2]
+    assert telemetry.column("flip_rate", "b") == [0.5, 0.0, 1.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -55,6 +56,7 @@ def test_background_reads_a_snapshot():
 
 def test_what_fails_beside_the_training_is_raised_at_the_end():
     weights, recipe = data(0)["weights"], S.Recipe(S.OneShot(0.5), S.Taylor())
+    before = set(threading.enumerate())
 
     def train(error=None):
         with S.AsyncScheduler(recipe, weights, delay=2) as scheduler:
@@ -66,6 +68,7 @@ def test_what_fails_beside_the_training_is_raised_at_the_end():
         train()
     with pytest.raises(ZeroDivisionError):
         train(ZeroDivisionError())
+    assert not set(threading.enumerate()) - before
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -184,3 +184,20 @@ def test_coupled_layers_of_two_sizes_keep_the_total(rng):
     masks = S.MaskScheduler(recipe).step(weights=weights)
     zeros = math.floor((0.75 * 384 + 0.25 * 24) / 408 * 12)  # of 12 channels
     assert (~masks["up"].any(1)).sum() == (~masks["down"].any(0)).sum() == zeros
+
+
+def test_whole_zeros_go_to_the_largest_remainders_and_of_equal_ones_to_the_first():
+    sizes = {"a": 10, "b": 10, "c": 10}
+
+    def rounded(*wanted, total, most=1.0):
+        by_name = dict(zip(sizes, wanted, strict=True))
+        shares = round_to_total(by_name, sizes, total, most)
+        return [round(10 * share) for share in shares.values()]
+
+    assert rounded(1.2, 1.7, 1.1, total=4) == [1, 2, 1]
+    assert rounded(1.5, 4.5, 1.0, total=7) == [2, 4, 1]
+    assert rounded(1.5, 4.5, 1.0, total=8) == [2, 5, 1]
+    assert rounded(1.2, 4.9, 9.0, total=20, most=0.75) == [6, 7, 7]  # what is full takes no more
+    assert rounded(1.2, 4.9, 9.0, total=30, most=0.75) == [7, 7, 7]
+    assert rounded(2.9999999, 1.0, 0.0, total=4) == [3, 1, 0]
+    assert rounded(2.0, 3.0, 4.0, total=7) == [2, 3, 2]  # too many leave the last one first

@@ -255,6 +255,7 @@ CASES = {
     "depth must be a whole number from 1 on, got -1": [lambda: S.Hierarchical(depth=-1)],
     r"seconds\['up'\] must map sparsities to times": [lambda: S.BySpeedup({"up": 1.0})],
     r"rule\['up'\] must be 0 or more, got -1": [lambda: S.Custom({"up": -1})],
+    r"rule\['up'\] must be 0 or more, got inf": [lambda: S.Custom({"up": float("inf")})],
     "adapter must be a LayerWiseAdapter .* got 5": [lambda: S.Adaptive(5)],
     r"overrides\['up'\] must be a LayerWiseAdapter": [lambda: S.Adaptive(overrides={"up": 5})],
     "strength must be finite, got nan": [lambda: S.LayerWiseAdapter(strength=float("nan"))],

@@ -91,12 +91,20 @@ def _compare(A: Sparse24Array, comm: Communicator) -> None:
 
 
 def _hash(codes: Any) -> int:
-    """A sum of all words, each times another odd number, modulo 2**64; waits for the device."""
+    """The sum of all words, each mixed with its place, modulo 2**64; waits for the device.
+
+    Without the mixing, which is that of SplitMix64, differences in two words would often cancel.
+    """
     xp = _arrays.namespace(codes)
     flat = xp.zeros(-(-codes.size // 8) * 8, np.uint8)
     flat[: codes.size] = codes.reshape(-1)
-    words = flat.view(np.int64)
-    return int((words * xp.arange(1, 2 * words.size, 2, dtype=np.int64)).sum())
+    words = flat.view(np.uint64)
+    words += xp.arange(1, words.size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words ^= words >> np.uint64(shift)
+        words *= np.uint64(factor)
+    words ^= words >> np.uint64(31)
+    return int(words.sum())
 
 
 def _summed(old: Operand24, comm: Communicator) -> Operand24:

@@ -45,9 +45,10 @@ def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
 
     Notes
     -----
-    fp8 is carried as bits in ``uint8`` on a GPU.  Arrays and results are whole, whatever axes of a
-    mesh split the arrays.  `jax.vmap` calls the function for one element
-    after the other; outside of ``jax.jit`` it compiles that anew for each new function object.
+    fp8 is carried as bits in ``uint8`` on a GPU, and such bits of a function become the fp8 that
+    `result` names.  Arrays and results are whole, whatever axes of a mesh split the arrays.
+    `jax.vmap` calls the function for one element after the other; outside of ``jax.jit`` it
+    compiles that anew for each new function object.
 
     Examples
     --------
@@ -69,7 +70,8 @@ def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
         return jax.tree_util.tree_unflatten(tree, traced(work, wanted, *operands))
     views = [view(x) for x in operands]  # held until `back` has waited
     with _devices.on_device_of(*views):
-        made = [back(x, *operands) for x in _made(function, wanted, views)]
+        found = zip(_made(function, wanted, views), wanted, strict=True)
+        made = [_typed(back(x, *operands), y.dtype) for x, y in found]
     return jax.tree_util.tree_unflatten(tree, made)
 
 
@@ -98,7 +100,7 @@ class _Function(Work):
 
     def __call__(self, outs: Sequence[Any], *views: Any) -> None:
         for out, x in zip(outs, _made(self.function, self.wanted, views), strict=True):
-            out[...] = x
+            out[...] = _typed(x, out.dtype)
 
 
 def _made(function, wanted, views) -> list[Any]:
@@ -121,6 +123,11 @@ def _made(function, wanted, views) -> list[Any]:
                 f"says, got {x.dtype}; convert it with .astype()"
             )
     return made
+
+
+def _typed(x: Any, dtype: Any) -> Any:
+    """An array that a function returned, as fp8 where it holds the bits of that."""
+    return x.view(dtype) if _carries(x.dtype, dtype) else x
 
 
 def _carries(carrier: Any, dtype: Any) -> bool:

@@ -85,32 +85,35 @@ class Telemetry:
 
     def record(self, events: tuple[Update, ...]) -> None:
         """Add the events of one step.  Reads counts back, so it waits for the device."""
+        warned = []
         for event in events:
             row = {key: getattr(event, key) for key in COLUMNS if key != "flip_rate"}
             row["flips"] = None if _is_nan(event.flips) else int(event.flips)
             row["kept_norm"] = float(event.kept_norm)
             row["flip_rate"] = None if row["flips"] is None else row["flips"] / max(1, event.size)
-            self._check(row)
+            warned += self._warnings(row)
             self.rows.append(row)
         if events and self.live:
             self.plot(self._axes)
+        for message in warned:  # after all else, as a filter may raise them
+            warnings.warn(message, MaskWarning, stacklevel=3)
 
-    def _check(self, row: dict[str, Any]) -> None:
+    def _warnings(self, row: dict[str, Any]) -> list[str]:
+        """What to warn of in a row that comes after those recorded."""
         limit = self.flip_limit
         before = next((old for old in reversed(self.rows) if old["name"] == row["name"]), None)
         if limit is None or row["flips"] is None or before is None:
-            return
+            return []
         needed = abs(row["nnz"] - before["nnz"])
         rate = (row["flips"] - needed) / max(1, row["size"])
-        if rate > limit:
-            share = needed / row["size"]
-            but = f" beside those of the new sparsity, {share:.1%}," if needed else ","
-            warnings.warn(
-                f"{row['name']}: {rate:.1%} of the mask flipped at step {row['step']}{but} "
-                f"more than flip_limit={limit:.1%}; raise the decay, or renew masks less often",
-                MaskWarning,
-                stacklevel=4,
-            )
+        if rate <= limit:
+            return []
+        share = needed / row["size"]
+        but = f" beside those of the new sparsity, {share:.1%}," if needed else ","
+        return [
+            f"{row['name']}: {rate:.1%} of the mask flipped at step {row['step']}{but} "
+            f"more than flip_limit={limit:.1%}; raise the decay, or renew masks less often"
+        ]
 
     def column(self, key: str, name: str | None = None) -> list[Any]:
         """One column, of one layer or of all."""
