@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ import processes  # noqa: E402
 import reduction_cases as cases  # noqa: E402
 
 from sparse24 import torch as st  # noqa: E402
+from sparse24._torch import bucket_check as looks  # noqa: E402
 from sparse24._torch.buckets import PackedBucket  # noqa: E402
 from sparse24._torch.gathering import gather, spread  # noqa: E402
 from sparse24._torch.kept_places import KeptPlaces  # noqa: E402
@@ -179,6 +181,22 @@ def test_an_overflow_stays_a_nan_and_is_nobodys_fault(device):
     for rank in ranks:
         assert [int(x.isnan().sum()) for x in rank.gradients] == [0, 0, 0, 1]
         assert not any(rank.wrong)
+
+
+def test_hashes_of_places_that_differ_in_two_words_differ():
+    codes = torch.arange(64, dtype=torch.uint8)
+    found = {tuple(looks.hashed(codes).tolist())}
+    places = range(7, 64, 8)  # the highest bytes of words
+    for first, other in itertools.combinations(places, 2):
+        changed = codes.clone()
+        changed[first] ^= 0x80
+        changed[other] ^= 0x80
+        found.add(tuple(looks.hashed(changed).tolist()))
+    assert len(found) == 1 + 8 * 7 // 2
+    for told in found:
+        bits, complement = told[2 : 2 + looks.BITS], told[2 + looks.BITS :]
+        assert told[:2] == (0, 0)
+        assert all(x + y == 1 for x, y in zip(bits, complement, strict=True))
 
 
 @pytest.mark.stem("compress")
