@@ -51,7 +51,8 @@ def linear(
         SR-STE's factor: this times the pruned weights is added to the gradient, once in each
         backward pass: see Notes.
     seed : int
-        Seed of the samples.
+        Seed of the samples.  Layers with the same seed draw the same numbers: each gradient is
+        unbiased, but their errors are correlated, so give each layer a seed of its own.
     clock : Tensor of int64 on the CPU, shape (), optional
         Number of the call.  The samples are a pure function of `seed` and `clock`, so count
         `clock` up from call to call.
