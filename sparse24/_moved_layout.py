@@ -3,7 +3,8 @@
 Laying out the arguments of a product takes 150 to 250 microseconds of Python, most of them for
 tensor maps, and a model meets new addresses whenever the allocator hands out memory in another
 order.  So a layout is made once, for stand-ins of the addresses; they are found among the words of
-the arguments, and each launch writes its own in their places, which takes a microsecond.
+the arguments, by a second layout for the first launch of a kernel, and each launch writes its own
+in their places, which takes a microsecond.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ MOST_KERNELS = 512
 # address; in a second layout `SHIFT` further.  An array is smaller than `APART`.
 FIRST, APART, SHIFT = 1 << 45, 1 << 36, 1 << 44
 _WORD = 8
+
+# Which words were addresses, by kernel and sizes of its arguments.  A second layout has told them
+# from numbers that look like stand-ins, of which there were none.
+_known_places: dict[Hashable, tuple[int, ...]] = {}
 
 # Held while launches are laid out: kernels whose blocks share a workspace are given that of the
 # stream, for which `kernels.stream_rooms` looks before it takes its lock, and two threads must not
@@ -202,11 +207,6 @@ class _Laid(Launch):
                 self._given = addresses
             self._addresses[-1] = self._own_last if last is None else last.address
             self(stream)
-
-
-# Which words were addresses, by kernel and sizes of its arguments.  A second layout has told them
-# from numbers that look like stand-ins, of which there were none.
-_known_places: dict[Hashable, tuple[int, ...]] = {}
 
 
 def _kind_of(launch: Launch, starts: Sequence[int], stand_ins: Sequence[int]) -> Hashable:

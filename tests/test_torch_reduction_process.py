@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import ArgumentError, PatternError  # noqa: E402
 from sparse24._torch import ops  # noqa: E402
-from sparse24._torch.packable import _check_backend, divides  # noqa: E402
+from sparse24._torch.packable import _check_backend  # noqa: E402
+from sparse24._torch.reduction import _divides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch without torch.distributed"
@@ -154,10 +155,10 @@ def test_nccl_averages_where_a_share_is_exact():
     for dtype in (torch.bfloat16, torch.float16):
         for ranks in range(1, 65):
             exact = float(torch.tensor(1 / ranks, dtype=dtype)) == 1 / ranks
-            assert divides("nccl", ranks, dtype) == exact
-    assert divides("nccl", 3, torch.float32)  # as DDP itself, by a factor in float32
-    assert not divides("gloo", 2, torch.float32)
-    assert not divides(None, 2, torch.float32)
+            assert _divides("nccl", ranks, dtype) == exact
+    assert _divides("nccl", 3, torch.float32)  # as DDP itself, by a factor in float32
+    assert not _divides("gloo", 2, torch.float32)
+    assert not _divides(None, 2, torch.float32)
 
 
 @pytest.mark.parametrize("device", ["cpu"])

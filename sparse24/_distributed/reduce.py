@@ -9,6 +9,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _devices, _storage
 from sparse24._distributed.communicator import Communicator, checked, ranks_apart
 from sparse24._errors import ArgumentError, DTypeError
+from sparse24._place_hash import mixed
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
 
@@ -91,20 +92,12 @@ def _compare(A: Sparse24Array, comm: Communicator) -> None:
 
 
 def _hash(codes: Any) -> int:
-    """The sum of all words, each mixed with its place, modulo 2**64; waits for the device.
-
-    Without the mixing, which is that of SplitMix64, differences in two words would often cancel.
-    """
+    """Waits for the device."""
     xp = _arrays.namespace(codes)
     flat = xp.zeros(-(-codes.size // 8) * 8, np.uint8)
     flat[: codes.size] = codes.reshape(-1)
-    words = flat.view(np.uint64)
-    words += xp.arange(1, words.size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        words ^= words >> np.uint64(shift)
-        words *= np.uint64(factor)
-    words ^= words >> np.uint64(31)
-    return int(words.sum())
+    words = flat.view(np.int64)
+    return int(mixed(words, xp.arange(1, words.size + 1, dtype=np.int64)).sum())
 
 
 def _summed(old: Operand24, comm: Communicator) -> Operand24:

@@ -107,7 +107,7 @@ class ActivationLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = dy @ in_type(weight, dy.dtype)  # a narrower weight has met a wider x
             if not ctx.rule.straight:
-                dx = under_mask(dx, ops.keep(x, ctx.rule.transposable))
+                dx = ops.kept_gradient(dx, x, ctx.rule.transposable)
         if ctx.needs_input_grad[1]:
             dw = ops.product(parts, t, k, dy.t(), None, "x@A")
         if ctx.has_bias and ctx.needs_input_grad[2]:

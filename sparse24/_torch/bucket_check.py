@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparse24._place_hash import mixed
+
 BITS = 32  # of the hash of places
 SIZE = 2 + 2 * BITS  # elements for each gradient
 
@@ -26,29 +28,9 @@ def heard(sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hashed(codes: Tensor) -> Tensor:
-    """What ranks tell of codes, (SIZE,) of int64: two zeros, bits of a hash, their complement.
-
-    The hash is the sum of all words, each mixed with its place, modulo 2**64; both halves count.
-    """
+    """What ranks tell of codes, (SIZE,) of int64: two zeros, bits of a hash, their complement."""
     flat = codes.reshape(-1)
     words = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(torch.int64)
-    total = _mixed(words).sum()
+    total = mixed(words, torch.arange(1, len(words) + 1, device=words.device)).sum()
     bits = (total ^ total >> BITS) >> torch.arange(BITS, device=words.device) & 1
     return torch.cat([bits.new_zeros(2), bits, 1 - bits])
-
-
-def _mixed(words: Tensor) -> Tensor:
-    """Words by which no differences cancel in a sum, as they would of words times numbers.
-
-    The first steps of SplitMix64: G. Steele et al., *Fast Splittable Pseudorandom Number
-    Generators*, 2014.
-    """
-    places = torch.arange(1, len(words) + 1, device=words.device)
-    mixed = words + places * (0x9E3779B97F4A7C15 - 2**64)
-    mixed = _folded(mixed, 30) * (0xBF58476D1CE4E5B9 - 2**64)
-    return _folded(mixed, 27)
-
-
-def _folded(words: Tensor, shift: int) -> Tensor:
-    """``words ^ words >> shift`` of numbers without signs."""
-    return words ^ words >> shift & (1 << 64 - shift) - 1

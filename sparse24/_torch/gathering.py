@@ -24,13 +24,12 @@ def gather(x: Tensor, codes: Tensor, values: Tensor, seen: Tensor | None) -> Non
     """
     if not x.is_cuda:
         _gather_on_cpu(x, codes, values, seen)
-        return
-    if not is_in_rows(values):
+    elif is_in_rows(values):
+        _gather_on_gpu(x, codes, values, seen)
+    else:
         wide = empty_parts(x, *x.shape)[0]
         _gather_on_gpu(x, codes, wide, seen)
         values.copy_(wide[..., : values.shape[-1]])
-        return
-    _gather_on_gpu(x, codes, values, seen)
 
 
 def _gather_on_gpu(x: Tensor, codes: Tensor, values: Tensor, seen: Tensor | None) -> None:

@@ -58,12 +58,12 @@ class KeptPlaces:
             weight = cast(layer.weight.detach(), getattr(layer, "_cast_to", None))
             return self._found(_by_magnitude(weight, layer.rule))
         look, known = layer._looked_at, self._known.get(layer)
-        lasts = not self._uncounted and not mask.is_inference()
-        lasts = lasts and not _arrays.captures_work_on(mask)  # replays read it anew
-        if lasts and known is not None and known.is_of(mask, look):
+        # Replays of a graph read a mask anew.
+        changes = self._uncounted or mask.is_inference() or _arrays.captures_work_on(mask)
+        if not changes and known is not None and known.is_of(mask, look):
             return known.places
         places = self._found(ops.pack(layer.weight.detach(), mask, False)[1])
-        if lasts:
+        if not changes:
             self._known[layer] = _OfMask(mask, version_of(mask), look, places)
         return places
 

@@ -205,7 +205,7 @@ class _Decayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dw):
         weight, mask = ctx.saved_tensors
-        dw = dw if ctx.straight else torch.where(mask, dw, 0.0)  # has a derivative itself
+        dw = dw if ctx.straight else torch.where(mask, dw, 0.0)  # which has a derivative
         dw = through_mask(dw, weight, mask, straight=True, decay=ctx.decay)
         return dw, None, None, None
 

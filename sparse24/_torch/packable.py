@@ -61,15 +61,6 @@ def backend_for(ddp: torch.nn.parallel.DistributedDataParallel, device: torch.de
     return _backends(ddp).get(device.type)
 
 
-def divides(backend: str | None, ranks: int, dtype: torch.dtype) -> bool:
-    """Whether an average by the backend itself is right.
-
-    NCCL multiplies by 1 / ranks as the type of the elements has it: one of 16 bits rounds that by
-    up to two in a thousand, always to the same side, except for powers of two.
-    """
-    return backend == "nccl" and (dtype.itemsize > 2 or ranks & (ranks - 1) == 0)
-
-
 def _backends(ddp: torch.nn.parallel.DistributedDataParallel) -> dict[str, str]:
     """By type of device."""
     config = torch.distributed.get_backend_config(ddp.process_group)

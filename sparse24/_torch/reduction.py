@@ -13,7 +13,7 @@ from sparse24._errors import ArgumentError, PatternError
 from sparse24._torch.buckets import PackedBucket, as_in_memory
 from sparse24._torch.kept_places import KeptPlaces
 from sparse24._torch.linear import autocast_dtype
-from sparse24._torch.packable import agreed, backend_for, divides
+from sparse24._torch.packable import agreed, backend_for
 from sparse24._torch.pruned import PrunedLayer
 
 
@@ -212,7 +212,7 @@ class PackedReduction:
         A share is rounded as by DDP, which multiplies, too.
         """
         operation, ranks = torch.distributed.ReduceOp.AVG, self._group.size()
-        if not divides(self._backend, ranks, flat.dtype):
+        if not _divides(self._backend, ranks, flat.dtype):
             flat, operation = flat.mul_(1 / ranks), torch.distributed.ReduceOp.SUM
         work = torch.distributed.all_reduce(flat, operation, group=self._group, async_op=True)
         return work.get_future()
@@ -234,6 +234,15 @@ def _reduce(reduction: PackedReduction, bucket):
     reduction.sent += packed.flat.nbytes
     reduction.whole += buffer.nbytes
     return reduction._average(packed.flat).then(packed.unpack)
+
+
+def _divides(backend: str | None, ranks: int, dtype: torch.dtype) -> bool:
+    """Whether an average by the backend itself is right.
+
+    NCCL multiplies by 1 / ranks as the type of the elements has it: one of 16 bits rounds that by
+    up to two in a thousand, always to the same side, except for powers of two.
+    """
+    return backend == "nccl" and (dtype.itemsize > 2 or ranks & (ranks - 1) == 0)
 
 
 def _note_type(layer, args) -> None:
