@@ -10,6 +10,7 @@ DATA_TYPE = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1, "int8": 3
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I = 68, 70, 72
 NOT_TRANSPOSED, TRANSPOSED = 0, 1
 GEMM_DEFAULT = -1
+MOST_APART = 2**31 - 1  # elements from row to row, an int
 
 
 @functools.cache

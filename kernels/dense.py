@@ -131,16 +131,17 @@ def _widen(x, name: str):
 def _leading(x) -> tuple[bool, int] | None:
     """(stored by columns, leading dimension) as BLAS sees a matrix, or a stack of them.
 
-    None if neither axis is contiguous, or the stack runs backwards: cuBLAS takes a negative stride
-    of a batch, and then reads and writes elsewhere.
+    None if neither axis is contiguous, the other's stride is too long for cuBLAS, or the stack runs
+    backwards: cuBLAS takes a negative stride of a batch, and then reads and writes elsewhere.
     """
     if x.ndim == 3 and x.shape[0] > 1 and x.strides[0] < 0:
         return None
     row, column = (stride // x.dtype.itemsize for stride in x.strides[-2:])
     rows, columns = x.shape[-2:]
-    if (column == 1 or columns == 1) and (row >= columns or rows == 1):
+    most = cublas.MOST_APART
+    if (column == 1 or columns == 1) and (columns <= row <= most or rows == 1):
         return False, max(row if rows > 1 else columns, 1)
-    if (row == 1 or rows == 1) and (column >= rows or columns == 1):
+    if (row == 1 or rows == 1) and (rows <= column <= most or columns == 1):
         return True, max(column if columns > 1 else rows, 1)
     return None
 

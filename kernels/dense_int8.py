@@ -48,7 +48,8 @@ def accumulators(a: Any, b: Any, out: Any = None) -> Any:
 def _takes(x: Any) -> bool:
     """Whether cuBLAS reads or writes these rows, which begin on multiples of elements and bytes."""
     row, column = x.strides[-2:]
-    whole = row >= x.shape[-1] * x.itemsize and not row % (MULTIPLE * x.itemsize)
+    least, most = x.shape[-1], cublas.MOST_APART
+    whole = least <= row // x.itemsize <= most and not row % (MULTIPLE * x.itemsize)
     forward = x.ndim == 2 or (x.strides[0] >= 0 and not x.strides[0] % MULTIPLE)
     return column == x.itemsize and whole and forward and x.data.ptr % MULTIPLE == 0
 

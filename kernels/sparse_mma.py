@@ -37,6 +37,7 @@ CHIP = {"sms": 132, "bandwidth": 4.2e12, "clock_hz": 1.98e9}  # that `configs` s
 # Blocks that share a tile along K; only where each has four stages or more, and all blocks together
 # are at most four waves of an H200's 132 multiprocessors.
 _SPLITS = (1, 2, 4, 8)
+_RATES = {replace(tile, split=split): rate for tile, rate in _TILES.items() for split in _SPLITS}
 COMPILE_CHECKS = tuple(
     (
         (("ELEMENT", dtype), ("B_ELEMENT", dtype), ("OUTPUT", out),
@@ -61,15 +62,16 @@ COMPILE_CHECKS = tuple(
 
 def configs(problem: Problem) -> list[TileConfig]:
     """Candidates, best guess first."""
-    found = []
-    for tile in _TILES:
-        if not mma_ring.suits(tile, problem):
-            continue
-        for split in _SPLITS:
-            enough_k = problem.k >= split * 4 * tile.k
-            if split == 1 or (enough_k and sparse_tile.tiles(problem, tile) * split <= 528):
-                found.append(replace(tile, split=split))
+    found = [c for c in _RATES if mma_ring.suits(c, problem) and _splits(problem, c)]
     return sorted(found, key=lambda config: predict(problem, config, CHIP))
+
+
+def _splits(problem: Problem, config: TileConfig) -> bool:
+    """Whether tiles of the problem are shared by so many blocks, or whole."""
+    if config.split == 1:
+        return True
+    enough_k = problem.k >= config.split * 4 * config.k
+    return enough_k and sparse_tile.tiles(problem, config) * config.split <= 528
 
 
 def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
@@ -93,7 +95,7 @@ def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
 def _rate(problem: Problem, config: TileConfig) -> float:
     """Multiply-adds of a multiprocessor in a clock."""
     most = MOST_OF_PEAK * chip_rates.sparse_bfloat16(problem.compute_capability)
-    rate = min(_TILES[replace(config, split=1)], most)
+    rate = min(_RATES[config], most)
     if TABLE[problem.dtype].itemsize == 2:
         return rate
     return rate * (EMULATED if sparse_tile.emulates(problem) else EIGHT_BITS)

@@ -11,6 +11,7 @@ constexpr int kRowOfB = TILE_N * kItem;  // bytes
 inline void clear_rows(char* stage, int rows) {
     auto* const from = reinterpret_cast<uint4*>(stage + kBAt + rows * kRowOfB);
     for (int i = threadIdx.x; i < (TILE_K - rows) * (kRowOfB / 16); i += kThreads) from[i] = {};
+    hopper::async_proxy_fence();  // the next bulk copy into this stage comes after these stores
     hopper::group_sync(1, kThreads);
 }
 
