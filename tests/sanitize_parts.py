@@ -9,15 +9,17 @@ from unittest import mock
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _storage
+from sparse24 import _arrays, _dtypes, _storage
 from sparse24._grouped import dispatch as grouped_dispatch
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import predict as hybrid_predict
 from sparse24.kernels import (
     activate_compress,
     block_sums,
+    decompress,
     hybrid_scatter,
     hybrid_wgmma_plan,
+    like,
     sample,
 )
 
@@ -160,6 +162,24 @@ def packing() -> None:
     s24.compress(draw((64, 64), "float32"), on_excess="prune").astype("float16")
 
 
+def gradients() -> None:
+    """Gradients of packed weights: by their codes, by masks of bytes, and looked at for others."""
+    import cupy as cp
+
+    for name in TYPES:
+        row, x = _dtypes.TABLE[name], draw((68, 136), name)
+        record = s24.compress(x, on_excess="prune", dtype=name)._operand.rows
+        for weight in (None, x):
+            like.masked_gradient(record, x, weight=weight, decay=0.5)
+        codes, packed = decompress.codes_of(record)
+        for dense in (x[None], cp.ascontiguousarray(x.T).T[None]):
+            values = _arrays.empty_rows(cp, record.values.shape, x.dtype)
+            seen = cp.zeros(2, x.dtype)
+            like.gathering_call(dense, codes, values, row, packed=packed, seen=seen).enqueue()
+        mask, out = cp.asarray(x.view(f"i{x.itemsize}") != 0), cp.empty_like(x)
+        like.under_mask_call(x, mask, out, row).enqueue()
+
+
 def hybrids() -> None:
     """Each way that a hybrid matrix is built and multiplies."""
     import cupy as cp
@@ -233,6 +253,7 @@ def flat_units() -> None:
 
 PARTS = {
     "packing": packing,
+    "gradients": gradients,
     "hybrids": hybrids,
     "shared tiles": shared_tiles,
     "pieces by warps": pieces_by_warps,
