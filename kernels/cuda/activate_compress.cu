@@ -1,7 +1,8 @@
 // activate_compress: an activation, 2:4 along the features and, if asked for, fp8, in one pass.
 //
 //   x, gate [m, k]  float16 or bfloat16 (ELEMENT), rows contiguous on 16-byte boundaries (read)
-//   values  rows `pitch` bytes apart, a multiple of 16; packed metadata                 (written)
+//   values  [m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16                (written)
+//   packed  [ceil(k/128), ceil(m/64), 1024]  metadata, tensor core order                (written)
 //   scales  [m]  float32, of activate_quantise                                          (written)
 //
 //   y = round(relu(x)), round(relu(x)^2) or, if GATED, round(silu(x) * gate), computed in
@@ -17,6 +18,7 @@
 // Metadata of activate_quantise is in the 8-bit order, of activate_rows in the 16-bit one
 // (packed_layout.cuh).
 //
+// Macros: ELEMENT ACTIVATION GATED, and PIECES WARPS LONG_ROWS of activate_quantise.
 // Reference: reference.activate_compress.  Launcher: kernels/activate_compress.py.
 #include "piece.cuh"
 

@@ -5,7 +5,10 @@
 //                         boundaries (by columns 4: words), 0: any strides             (read)
 //   values [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16       (written)
 //   old    values of the same shape; rows on 16-byte boundaries; if NONZERO or DERIVATIVE (read)
-//   seen   two elements, if LOOKS                                                    (written)
+//   seen   two elements, if LOOKS; cleared before                                    (written)
+//   weight [batch, m, k]  the dense weight, as x; if DECAYED                         (read)
+//   mask   a byte for each element, in the order of x, from a 16-byte boundary on    (read)
+//   out    [batch, m, k]  as x, or x itself; of under_mask in the order of x         (written)
 //
 //   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.  NONZERO stores
 //                            a zero where `old` has one, DERIVATIVE multiplies by twice the root of `old`,
@@ -18,6 +21,7 @@
 //   under_mask               out = x where a mask of bytes is not zero, and in the others 0; 16 bytes of
 //                            elements at a time.
 //
+// Macros: ELEMENT CODES ALIGNMENT NONZERO DERIVATIVE LOOKS DECAYED.
 // Reference: reference.like, reference.masked_gradient, numpy.where.  Launcher: kernels/like.py.
 #include "codes.cuh"
 #include "tile.cuh"

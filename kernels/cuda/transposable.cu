@@ -15,6 +15,7 @@
 //
 // The tile masks: best_tile.cuh (any type), fixed_tile.cuh (16-bit elements, by integers).
 //
+// Macros: ELEMENT; PACK 1: 16-bit elements, with square_mask (unless SQUARED) and tile_pack; SQUARED.
 // Reference: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
 #include "fixed_tile.cuh"
 #include "narrow.cuh"

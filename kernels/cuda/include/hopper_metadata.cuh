@@ -35,7 +35,8 @@ __device__ inline u32 metadata_offset() {
 // Instructions read their metadata word while they run.  The compiler does not know that: it may reuse the register as
 // soon as the instruction has been issued (seen in machine code, and in wrong sums).  So a set of words is loaded anew
 // only after the group of instructions that takes it has been waited for.  `hold`, placed after that wait, is a use
-// that keeps the registers until then.
+// that keeps the registers until then.  (It combines the words.  The compiler could do that before the wait, and free
+// them; tests/test_compile_checks.py sees in the machine code that it does not.)
 template <int count, int atoms = 1> struct Metadata {
     u32 words[count][2 * atoms];
 

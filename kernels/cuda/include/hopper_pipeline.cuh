@@ -2,8 +2,8 @@
 //
 //   barrier    completes when            arrivals
 //   full[s]    stage s has been filled   one by the producer, plus the bytes that the TMA delivers
-//   empty[s]   stage s may be refilled   one by every consumer warp of every block of the cluster, because a multicast
-//                                        writes into all of them
+//   empty[s]   stage s may be refilled   one by every warp that multiplies the stage, of every block of the cluster,
+//                                        because a multicast writes into all of them
 //   passed     the next turn may begin   one by every warp of the warpgroup whose turn it was (class Turns)
 //
 // In pass p through the ring, consumers wait for phase p of full[s], which has parity p & 1.  The producer waits for

@@ -1,6 +1,7 @@
 // hybrid_tile: the record of a block-hybrid matrix, as in formats/hybrid_tiles.py.
 //
-//   spill_starts, spill, places    overflow_starts, overflow_values, overflow_places there
+//   here                           there
+//   spill_starts, spill, places    overflow_starts, overflow_values, overflow_places
 //
 // Elements are bits: -DWORD is the unsigned integer of their width.  A block of kThreads threads stages a tile in
 // shared memory as Word[kTile][kTile].

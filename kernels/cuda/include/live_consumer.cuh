@@ -134,7 +134,7 @@ class Consumer {
         for (int r = 0; r < kRowBlocks; r++)
             if (rows >> r & 1) words.of[r] = load_shared2(from + r * kAtomBytes);
     }
-    // A use that never happens, as in hopper_metadata.cuh.
+    // A store that never happens, as in hopper_metadata.cuh: a use that keeps the registers up to here.
     __device__ void hold(const Words& words) const {
         u32 x = 0;
 #pragma unroll
