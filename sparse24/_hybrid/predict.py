@@ -26,7 +26,7 @@ WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are l
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 # Types and columns from which two products can be added up; by fewer, others take less time.
 SUMS_OF, SUMS_FROM = ("float32", "int8"), 5
-# Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
+# Seconds more where warps load b instead of the TMA, with and without 2:4 tiles.
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
 COLUMNS, ODD_ROWS = "columns", "odd rows"  # how b lies where it may have to be copied
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
@@ -99,7 +99,7 @@ def copying_paths(h, times: dict[str, float], n: int, copied: str) -> list[str]:
 
 
 def copied_by(n: int, b_order: str = "row") -> str:
-    """Why the copy engine cannot read `b`: its order, or where its rows begin; "" if it can."""
+    """Why the TMA cannot read `b`: its order, or where its rows begin; "" if it can."""
     if b_order != "row":
         return COLUMNS
     return ODD_ROWS if n * ITEMSIZE % 16 != 0 else ""
