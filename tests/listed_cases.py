@@ -30,7 +30,3 @@ def on(xp, m):
 
 def dense(m, dtype):
     return m.toarray().astype(_dtypes.lookup(dtype).logical)
-
-
-def to_numpy(x):
-    return x.get() if hasattr(x, "get") else np.asarray(x)

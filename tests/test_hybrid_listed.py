@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import scipy.sparse
 from hybrid_cases import DTYPES
-from listed_cases import dense, graph, on, to_numpy
+from listed_cases import dense, graph, on
 
 import sparse24 as s24
 from sparse24 import _dtypes
+from sparse24._arrays import to_numpy
 from sparse24._hybrid import room
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht

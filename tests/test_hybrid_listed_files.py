@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hybrid_cases import DTYPES
-from listed_cases import dense, graph, on, to_numpy
+from listed_cases import dense, graph, on
 
 import sparse24 as s24
+from sparse24._arrays import to_numpy
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
