@@ -138,7 +138,7 @@ class HybridArray(HybridStorage):
         >>> import numpy as np, sparse24 as s24
         >>> told = s24.hybrid(np.triu(np.ones((100, 80), np.float32))).explain(n=32)
         >>> told["choice"], told["reason"]
-        ('cpu', 'the only path for so many columns on this device')
+        ('cpu', 'the only path for this many columns on this device')
         """
         _check.one_of(b_order, ("row", "column"), argument="b_order")
         n = self._columns(n)

@@ -34,7 +34,7 @@ from sparse24.kernels.launch import Launch
 NAME = "hybrid_scatter"
 DTYPES = ("float16", "bfloat16")
 MOST_COLUMNS = 128
-BY_WARPS = 8  # up to so many columns of b writer warps load it if the TMA cannot
+BY_WARPS = 8  # up to that many columns of b, writer warps load it if the TMA cannot
 LEFT = np.dtype(
     [
         ("units", "u8"), ("steps", "u8"), ("parts", "u8"), ("counts", "u8"),

@@ -200,7 +200,7 @@ def not_zero(x: Any, dtype: _dtypes.DType) -> Any:
 
 
 def row_pitch(columns: int, itemsize: int, boundary: int = VECTOR) -> int:
-    """Smallest number of elements >= `columns` whose rows start on boundaries of so many bytes."""
+    """Smallest number of elements >= `columns` so that rows start on multiples of `boundary`."""
     step = boundary // itemsize
     return -(-columns // step) * step
 

@@ -24,7 +24,7 @@ def order(x) -> str:
 
 
 def aligned(x, boundary: int = _arrays.VECTOR) -> bool:
-    """True if the matrix starts on, and its lines advance by, multiples of so many bytes.
+    """True if the matrix starts on, and its lines advance by, multiples of `boundary` bytes.
 
     Lines that run backwards are not: the TMA takes no negative strides.
     """

@@ -17,7 +17,7 @@ from sparse24._records import Compressed24, Fused, Problem
 from sparse24.kernels import sparse_tile
 
 # Shares of copy speed, measured on an H200: of a strided copy of an operand, which reads or writes
-# single elements, and of the kernel `transpose`, behind which the product begins early.
+# single elements, and of the kernel `transpose`, after which the product begins early.
 STAGING_EFFICIENCY, STAGING_LAUNCH = 0.25, 4e-6  # seconds
 TRANSPOSE_EFFICIENCY, TRANSPOSE_LAUNCH = 0.7, 3e-6
 
@@ -81,7 +81,7 @@ def variants(problem: Problem) -> list[Variant]:
 
 
 def seconds(variant: Variant, original: Problem, bandwidth: float) -> float:
-    """What the copies take, at so many bytes a second of a plain copy."""
+    """What the copies take, where a plain copy moves `bandwidth` bytes a second."""
     p, moved, launches = original, 0.0, 0.0
     if variant.stage_b:
         turned = p.b_order == "row"

@@ -36,12 +36,12 @@ TRANSPOSING = ("csr", "two_four")  # which copy b where its columns are contiguo
 # by, and the copy decides: seconds, at the least (docs/benchmarks/log_hybrid.rst, "Nearly empty
 # matrices"),
 PANEL_BYTE = 4.5e-16  # for each row of the matrix and byte of b
-PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # for each row of b beyond so many
+PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # for each row of b beyond that many
 # Seconds of csr each time that a thread waits for elements, then for rows of b ("Rows of unlike
 # length").
 CSR_ROUND = 1.4e-7
 CSR_SHORT = 1.35  # csr: the factor by which elements of 16 bits take longer than its line
-CSR_BYTE, CSR_BYTE_FROM = 2.3, 9  # the same of int8, from so many columns on
+CSR_BYTE, CSR_BYTE_FROM = 2.3, 9  # the same of int8, from that many columns on
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
