@@ -24,9 +24,8 @@ from sparse24.formats.ufuncs import Ufuncs
 class SparseArray(ScipyNames, Arithmetic, ABC):
     """Shape, sizes, conversions and products that all formats share.
 
-    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `mT`, `toarray`, `mask`,
-    `_astype`, `copy`, `_moved`, `_elementwise`, `_elements`, `_multiply`, `_multiply_from_left` and
-    `_fields`.
+    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `mT`, `toarray`, `_astype`,
+    `copy`, `_moved`, `_elementwise`, `_elements`, `_multiply`, `_multiply_from_left` and `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
@@ -63,9 +62,10 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
     def toarray(self, out=None):
         """The dense array, on the same device."""
 
-    @abstractmethod
+    @_devices.on_own_device
     def mask(self):
-        """Boolean array: true where elements are not zero."""
+        """Boolean array (..., m, k): true where elements are not zero."""
+        return _arrays.not_zero(self.toarray(), self._dtype)
 
     def astype(self, dtype, *, copy: bool = False) -> Self:
         """The same array with elements of another type.

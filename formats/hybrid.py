@@ -97,6 +97,13 @@ class HybridArray(HybridStorage):
         Does not synchronise, except that the first product of a kind on the GPU
         prepares its layout, which waits.  The first product with a `b` of a wider dtype
         builds the matrix anew in it, and keeps it.
+
+        Examples
+        --------
+        >>> import numpy as np, sparse24 as s24
+        >>> H = s24.hybrid(np.triu(np.ones((3, 4), np.float32)))
+        >>> H.matmul(np.arange(4, dtype=np.float32), algorithm="cpu")
+        array([6., 6., 5.], dtype=float32)
         """
         _gradients.refuse(b, "b")
         _gradients.refuse(out, "out")
@@ -138,7 +145,7 @@ class HybridArray(HybridStorage):
         >>> import numpy as np, sparse24 as s24
         >>> told = s24.hybrid(np.triu(np.ones((100, 80), np.float32))).explain(n=32)
         >>> told["choice"], told["reason"]
-        ('cpu', 'the only path for so many columns on this device')
+        ('cpu', 'the only path for this many columns on this device')
         """
         _check.one_of(b_order, ("row", "column"), argument="b_order")
         n = self._columns(n)
@@ -151,6 +158,13 @@ class HybridArray(HybridStorage):
         ----------
         n : int, optional
             Columns of the product; by default `n_hint`, or 16.
+
+        Examples
+        --------
+        >>> import numpy as np, sparse24 as s24
+        >>> text = s24.hybrid(np.triu(np.ones((100, 80), np.float32))).summary(n=32)
+        >>> print(text.splitlines()[0])
+        HybridArray 100x80 float32, 59.5% zeros, cpu
         """
         return summary(self, self._columns(n))
 

@@ -121,7 +121,7 @@ def row_numbers(starts: Any, count: int) -> Any:
 
 
 def are_worth_listing(elements: int, shape: tuple[int, int]) -> bool:
-    """Whether a matrix of so many elements is kept by its rows, and not in tiles."""
+    """Whether a matrix of that many elements is kept by its rows, and not in tiles."""
     size = math.prod(shape)
     return elements < rows_below(size) * size and max(shape) < MOST_SIDE
 

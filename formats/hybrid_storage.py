@@ -64,7 +64,7 @@ class HybridStorage(HybridStored):
 
     @contextlib.contextmanager
     def _room_for(self, what: str, itemsize: int) -> Iterator[None]:
-        """Refuse what takes so many bytes for each element, before or when it finds no memory.
+        """Refuse what takes that many bytes for each element, before or when it finds no memory.
 
         Before, as a system may promise memory that it does not have.
         """

@@ -204,7 +204,7 @@ def _places(rows: Any, m: int) -> Any:
 
 
 def _is_whole(key: Any, k: int, group: int) -> bool:
-    """Whether a key takes whole groups of so many of the k elements, or none."""
+    """Whether a key takes whole groups of that many of the k elements, or none."""
     if not _check.is_slice(key):
         return False
     start, stop, _ = key.indices(k)

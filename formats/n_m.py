@@ -86,6 +86,13 @@ class NMArray(NMStorage):
         ------
         PatternError
             If a group has more than n non-zeros; names the first and their number.
+
+        Examples
+        --------
+        >>> import numpy as np, sparse24 as s24
+        >>> w = np.arange(8, dtype=np.float32).reshape(1, 8)
+        >>> s24.NMArray.from_dense(w, pattern=(3, 8), on_excess="prune").toarray()
+        array([[0., 0., 0., 0., 0., 5., 6., 7.]], dtype=float32)
         """
         n, m = _check.pattern(pattern)
         _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")

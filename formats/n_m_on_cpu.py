@@ -63,7 +63,7 @@ def along(array: Any, b: np.ndarray) -> Multiply:
 
 
 def adds_rows(columns: int, array: Any) -> bool:
-    """Whether products across the groups by so many columns add up rows of stored elements."""
+    """Whether products across the groups by that many columns add up rows of stored elements."""
     from sparse24.kernels import cpu
 
     return cpu.few_rows_pay(columns, array._dtype, array.pattern)

@@ -138,7 +138,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
 
 
 def _is_quicker_dense(array: Any, columns: int, left: bool) -> bool:
-    """Whether BLAS wins with so many columns; it has no integers, but takes few rows directly."""
+    """Whether BLAS wins with that many columns; it has no integers, but takes few rows directly."""
     from sparse24.kernels import cpu
 
     (n, m), dtype = array.pattern, array._dtype

@@ -132,11 +132,6 @@ class NMStorage(KeptTranspose, Joining, Indexing, SparseArray):
         )
         return dense if self._axis == -1 else dense.swapaxes(-1, -2)
 
-    @_devices.on_own_device
-    def mask(self):
-        """Boolean array (..., m, k): true where elements are not zero."""
-        return _arrays.not_zero(self.toarray(), self._dtype)
-
     @property
     def mT(self) -> Self:
         """The array with its last two axes exchanged; nothing is copied."""

@@ -122,11 +122,6 @@ class Sparse24Array(Sparse24Storage):
         csr = convert.csr_of_24(stored.values, _storage.canonical(stored), stored.shape, dtype)
         return csr.T.tocsr() if self.axis == -2 else csr
 
-    @_devices.on_own_device
-    def mask(self):
-        """Boolean array (..., m, k): true where elements are not zero."""
-        return _arrays.not_zero(self.toarray(), self._dtype)
-
     def _astype(self, dtype: _dtypes.DType) -> Sparse24Array:
         return self._map(lambda record: _storage.cast(record, dtype), dtype)
 

@@ -44,7 +44,7 @@ def work_of(m: int, k: int, n: int, dtype: DType) -> float:
 
 
 def pays(n: int, m: int, columns: int, dtype: DType) -> bool:
-    """Whether products of an n:m matrix with so many columns are faster here."""
+    """Whether products of an n:m matrix with that many columns are faster here."""
     if work_type(dtype).name not in _simd_expand.AVAILABLE:
         return False
     runs = 0.5 if columns == 1 else -(-columns // _COLUMNS)

@@ -127,7 +127,7 @@ def add_strip(values, safe, last, masks, strip, lanes, x, sums, shape, rest):
 
 
 def pays(columns: int, dtype: DType, pattern: tuple[int, int] = PATTERN) -> bool:
-    """Whether products with so many columns of b are faster here than by BLAS."""
+    """Whether products with that many columns of b are faster here than by BLAS."""
     most = _FEW_COLUMNS
     if _simd_expand.VECTOR_BYTES == 32 and threads() == 1:
         most = _FEW_OF_AVX2.get(dtype.name, _FEW_OF_AVX2_OTHERS)

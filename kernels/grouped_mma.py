@@ -75,7 +75,7 @@ def refuses(problem: Problem, *, gated: bool = False) -> str | None:
 
 
 def choose(groups: int, columns: int, itemsize: int, most_shared: int) -> Config:
-    """The tile for so many columns of all groups together, and its ring."""
+    """The tile for that many columns of all groups together, and its ring."""
     each = columns / groups
     tile = FEW if each <= FEW_COLUMNS else SOME if each <= SOME_COLUMNS else MANY
     size = lambda stages: tile._replace(stages=stages).shared_memory(itemsize, groups)  # noqa: E731

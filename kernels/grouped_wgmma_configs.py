@@ -25,7 +25,7 @@ PROMOTED = Config(128, 128, spans=2)  # whose sums fit into the registers twice
 
 
 def choose(groups: int, rows: int, columns: int, types: Types, multiprocessors: int) -> Config:
-    """The tile for matrices of so many rows, and so many columns of all groups together."""
+    """The tile for matrices of that many rows, and that many columns of all groups together."""
     if types.promotes:
         return PROMOTED
 

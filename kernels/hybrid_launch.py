@@ -28,7 +28,7 @@ def result(out) -> np.ndarray:
 
 
 def readable(b: Any) -> bool:
-    """Whether the copy engine can read b: its rows are contiguous, on 16-byte boundaries."""
+    """Whether the TMA can read b: its rows are contiguous, on 16-byte boundaries."""
     contiguous = b.strides[1] == 2 or b.shape[1] == 1
     return contiguous and tensor_map.addressable(b.data.ptr, (b.strides[0],))
 

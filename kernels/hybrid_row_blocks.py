@@ -2,7 +2,7 @@
 
 A strip takes every column in which any of its rows has an element.  Where zeros are spread
 unevenly, blocks have different columns, and a strip of blocks with the same columns takes fewer.
-A block keeps its 64 rows together, so that the copy engine can store it.
+A block keeps its 64 rows together, so that the TMA can store it.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from sparse24.kernels.hybrid_row_blocks import (
 )
 from sparse24.kernels.hybrid_strips import ROW_BLOCK, Tables
 
-# Times fewer columns from which rows are sorted.  Rows that are stored by number miss the copy
-# engine; with zeros that fall by chance even the bound below does not ask for it.
+# Times fewer columns from which rows are sorted.  Rows that are stored by number cannot be
+# stored by the TMA; with zeros at random places even the bound below does not ask for sorting.
 WORTH_SORTING = 1.05
 
 

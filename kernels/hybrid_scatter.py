@@ -34,7 +34,7 @@ from sparse24.kernels.launch import Launch
 NAME = "hybrid_scatter"
 DTYPES = ("float16", "bfloat16")
 MOST_COLUMNS = 128
-BY_WARPS = 8  # up to so many columns of b writer warps load it if the copy engine cannot
+BY_WARPS = 8  # up to that many columns of b, writer warps load it if the TMA cannot
 LEFT = np.dtype(
     [
         ("units", "u8"), ("steps", "u8"), ("parts", "u8"), ("counts", "u8"),
@@ -112,7 +112,7 @@ class Ready(BoundProduct):
         self._left = np.array(
             [(*addresses, *pitches, layout.shape[0], layout.units.rows)], LEFT
         )  # fmt: skip
-        # 2:4 tiles are asked for by the copy engine, ahead of all else.
+        # 2:4 tiles are asked for by the TMA, ahead of all else.
         none = np.zeros(1, LEADS)
         self._leads = none if config.base else leads(layout.units, dealt, config.stages)
         if not cupy.cuda.get_current_stream().is_capturing():
@@ -132,7 +132,7 @@ class Ready(BoundProduct):
         return block_sums.InTurn((launch, add))
 
     def _maps(self, b) -> tuple[np.ndarray, np.ndarray]:
-        """How the copy engine reads b, and rows 2 and 3 of every group of four of it."""
+        """How the TMA reads b, and rows 2 and 3 of every group of four of it."""
         columns = min(8 * self._config.tiles, SPAN)
         spill = _spill_map(b, columns) if self._config.base else tensor_map.empty()
         return _b_map(b, columns), spill

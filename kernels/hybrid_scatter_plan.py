@@ -36,7 +36,7 @@ class Config:
     columns : int
         Columns of a unit, as in `Units`.
     by_warps : bool
-        Writer warps load b, of any strides and up to 8 columns, instead of the copy engine.
+        Writer warps load b, of any strides and up to 8 columns, instead of the TMA.
     sharing : Sharing
         How blocks that share a band add up their sums.
     """

@@ -162,7 +162,7 @@ def prepare(dense, dtype: DType, density: float) -> StreamLayout:
 
 
 def _measure(dense, span: int) -> np.ndarray:
-    """Size of each chunk of so many columns, in units of 16 bytes; waits for it."""
+    """Size of each chunk of that many columns, in units of 16 bytes; waits for it."""
     import cupy
 
     m, k = dense.shape

@@ -114,5 +114,5 @@ SPECIALISATIONS = tuple({c.name: c for t in (*TABLES.values(), SKIPPING) for c i
 
 
 def offered(table: tuple[Config, ...], n: int) -> list[Config]:
-    """The configurations of a table for products with so many columns."""
+    """The configurations of a table for products with that many columns."""
     return [c for c in table if c.most_columns is None or n <= c.most_columns]

@@ -38,7 +38,7 @@ _SHAPE = np.dtype(
 )  # fmt: skip
 
 
-# Stages of a settled A that are asked for before b may be read, up to so many columns; beyond them
+# Stages of a settled A that are asked for before b may be read, by the most columns; beyond them
 # it gains nothing (docs/benchmarks/log_few_tokens.rst, "Settled weights by 49 to 256 columns").
 AHEAD = ((64, 4), (256, 2))
 

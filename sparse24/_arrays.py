@@ -200,7 +200,7 @@ def not_zero(x: Any, dtype: _dtypes.DType) -> Any:
 
 
 def row_pitch(columns: int, itemsize: int, boundary: int = VECTOR) -> int:
-    """Smallest number of elements >= `columns` whose rows start on boundaries of so many bytes."""
+    """Smallest number of elements >= `columns` so that rows start on multiples of `boundary`."""
     step = boundary // itemsize
     return -(-columns // step) * step
 
@@ -208,8 +208,8 @@ def row_pitch(columns: int, itemsize: int, boundary: int = VECTOR) -> int:
 def empty_rows(xp, shape: tuple[int, ...], dtype, boundary: int = VECTOR) -> Any:
     """An uninitialised array whose rows are aligned on the GPU, plain on the CPU.
 
-    The bulk-copy engine of the GPU can only address rows that start on 16-byte
-    boundaries, so storage there may be wider than the view that is returned.
+    The TMA can only address rows that start on 16-byte boundaries, so storage on a GPU may be
+    wider than the view that is returned.
     """
     dtype = np.dtype(dtype)
     if xp is np or not shape[-1]:

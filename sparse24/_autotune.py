@@ -121,7 +121,7 @@ def measure(
 
 
 def _shared_room() -> Callable[[int], Any]:
-    """Gives scratch memory of so many bytes, all candidates the same: they run one by one."""
+    """Gives scratch memory of that many bytes, all candidates the same: they run one by one."""
     return functools.cache(lambda size: _arrays.cupy_module().empty(size, np.uint8))
 
 
@@ -158,7 +158,7 @@ def _enqueue(launches: Sequence[Any], stream: int, kept: Any) -> None:
 
 
 def _copies(operand: Any, size: int, copy: Callable[[Any], Any]) -> list:
-    """An operand of so many bytes and copies of it: one a call, or as many as L2 cannot hold."""
+    """An operand of that many bytes and copies of it: one a call, or as many as L2 cannot hold."""
     import cupy
 
     enough = -(-FLUSH * cupy.cuda.Device().attributes["L2CacheSize"] // max(size, 1))
@@ -198,7 +198,7 @@ def agrees(got, wanted, out_dtype: str) -> bool:
 
 @functools.cache
 def _waiting():
-    """A kernel that ends after so many nanoseconds."""
+    """A kernel that ends after that many nanoseconds."""
     import cupy
 
     return cupy.ElementwiseKernel(

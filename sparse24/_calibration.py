@@ -83,7 +83,19 @@ class Calibration:
             raise ArgumentError("targets are the outputs for inputs; pass both, or neither")
 
     def update(self, inputs, targets=None) -> None:
-        """Add a batch of inputs (..., k) and, if those before came with them, targets."""
+        """Add a batch of inputs and, if the batches before came with them, of targets.
+
+        Parameters
+        ----------
+        inputs : array, shape (..., k)
+        targets : array, shape (..., rows), optional
+            The outputs that pruned weights should give for these inputs.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            As the class says; such a batch is not counted.
+        """
         _foreign_streams.follow(inputs)  # the sums so far may come from other streams
         with _foreign_streams.makes_of(inputs):  # whose memory is soon another tensor's
             self._add(inputs, targets)
@@ -179,6 +191,16 @@ class Calibration:
             `dense` does not hold real numbers.
         ArgumentError
             If there were no inputs, or neither targets nor `dense`.
+
+        Examples
+        --------
+        >>> import numpy as np, sparse24 as s24
+        >>> seen = s24.Calibration()
+        >>> seen.update(np.array([[1.0, 2.0, 3.0, 4.0]]))
+        >>> dense = np.array([[1.0, 2.0, 3.0, 4.0]])
+        >>> pruned = s24.prune(dense)
+        >>> pruned, seen.new_bias(pruned, dense)
+        (array([[0., 0., 3., 4.]]), array([5.]))
         """
         _foreign_streams.follow(pruned)
         with _foreign_streams.stream_of(pruned):

@@ -46,7 +46,7 @@ def compress_blocks(
     ------
     PatternError
         If a group has more than two non-zeros; names the place in `x`, and their number in its
-        block, as no block is read behind it.
+        block, as no block is read after it.
     ShapeError, DTypeError, ArgumentError, DeviceError
         If `x` is not a matrix on the host, or reading it gives other rows than its shape and dtype
         say; if an argument does not fit, or the device is not there.

@@ -33,7 +33,7 @@ NARROW_ROW, WIDE_ROWS = 16, 1.04
 
 # Three blocks that share a tile along k leave a tenth of the multiprocessors without a cluster.
 THIRDS = 0.3e-6
-# The copy engine takes boxes of b by rows as long as those of this many columns, though they are
+# The TMA takes boxes of b by rows as long as those of this many columns, though they are
 # narrower: seconds for each row, by how many such boxes would fill a wide one.
 WIDE, NARROW = 64, 0.15e-9
 

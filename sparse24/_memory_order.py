@@ -24,9 +24,9 @@ def order(x) -> str:
 
 
 def aligned(x, boundary: int = _arrays.VECTOR) -> bool:
-    """True if the matrix starts on, and its lines advance by, multiples of so many bytes.
+    """True if the matrix starts on, and its lines advance by, multiples of `boundary` bytes.
 
-    Lines that run backwards are not: the copy engine takes no negative strides.
+    Lines that run backwards are not: the TMA takes no negative strides.
     """
     along = -2 if order(x) == "column" else -1
     across = [i for i in range(-x.ndim, 0) if i != along and x.shape[i] > 1]

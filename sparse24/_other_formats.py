@@ -79,10 +79,10 @@ def by_library(a, b, out, call: Call):
     for argument, array in (("a", a), ("b", b)):
         _check.not_scalar(array.shape, argument=argument)
     _product.check_inner(a.shape, b.shape)
-    return _asked(lambda: _librarys_product(a, b), call, a, b, out)
+    return _asked(lambda: _library_product(a, b), call, a, b, out)
 
 
-def _librarys_product(a, b):
+def _library_product(a, b):
     try:
         return _arrays.namespace(a).matmul(a, b)
     except TypeError as error:  # texts, dates, records, and objects that are no numbers

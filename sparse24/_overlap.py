@@ -35,7 +35,7 @@ def same_view(x: Any, y: Any) -> bool:
 
 
 def _byte_bounds(x: Any) -> tuple[int, int]:
-    """First byte of an array, and the one behind its last; an empty array has none."""
+    """First byte of an array, and the one after its last; an empty array has none."""
     if _arrays.is_torch(x):
         reach = sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True))
         first = x.data_ptr()  # strides of torch are not negative

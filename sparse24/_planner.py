@@ -30,7 +30,7 @@ SPARSE_KERNELS = (
 DENSE_KERNEL = "dense"
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
-# 16 bytes of metadata of each row in 32 bits.
+# Rows of A, whose metadata, 16 bytes a row, these kernels address in 32 bits.
 MOST_ROWS = dict.fromkeys(("sparse_wgmma", "sparse_split", "sparse_decode"), (1 << 27) - 64)
 MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it counts in 32 bits
 # Columns of A, whose offsets they count in bytes or, of the pieces of float32, in elements;
@@ -72,7 +72,7 @@ class Candidate:
 
     @property
     def problem(self) -> Problem:
-        """The problem as the kernel sees it: behind the copies of the variant."""
+        """The problem as the kernel sees it, after the copies of the variant."""
         return self.variant.problem
 
     @property
@@ -173,7 +173,7 @@ def _refusal(name: str, problem: Problem) -> str | None:
 
 
 def too_long(kernel: str, problem: Problem) -> str | None:
-    """Why a kernel cannot take so many rows or columns of A, or columns of b."""
+    """Why a kernel cannot take as many rows or columns of A, or columns of b; None if it can."""
     if problem.m > MOST_ROWS.get(kernel, problem.m):
         return f"it takes up to {MOST_ROWS[kernel]} rows of A"
     if problem.k > MOST_COLUMNS.get(kernel, problem.k):

@@ -63,7 +63,7 @@ def _in_bytes(each: Any) -> Any:
 
 
 def joined(records: Sequence[Compressed24], axis: int, *, new: bool) -> Compressed24:
-    """Records one behind another along an axis, counted from the end, or along a new one.
+    """Records one after another along an axis, counted from the end, or along a new one.
 
     Along the last axis all but the last record consist of whole groups.
     """

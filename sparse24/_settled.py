@@ -5,7 +5,7 @@ before it reads what that one may have written, it has to wait.  Arrays are immu
 making of a matrix has ended, a product can read it at once, and only waits before it reads its
 other operand.
 
-The first product of a matrix is enqueued behind all that makes it, on whatever stream that was.
+The first product of a matrix is enqueued after all that makes it, on whatever stream that was.
 With the product goes an event, which is looked at when a later one is planned; nothing waits for
 it.
 """
@@ -80,7 +80,7 @@ def will_settle(record: Compressed24) -> bool:
 
 
 def _recorded() -> Any:
-    """An event behind all that is enqueued on CuPy's current stream."""
+    """An event after all that is enqueued on CuPy's current stream."""
     event = _arrays.cupy_module().cuda.Event(disable_timing=True)
     event.record()
     return event

@@ -24,7 +24,7 @@ from sparse24._arrays import namespace
 from sparse24._errors import ArgumentError
 from sparse24._select import tile_masks
 
-BLOCK = 128  # columns whose effect on the columns behind them is applied in one product
+BLOCK = 128  # columns whose effect on the columns after them is applied in one product
 ASYMMETRY = 1e-3  # of the largest element, which sums in float32 stay below
 EXHAUSTIVE = 128  # most ways to prune a group that are all priced; beyond, one by one
 
@@ -62,7 +62,7 @@ def sparsegpt(weights, hessian, n: int, m: int, *, transposable: bool = False, d
             group = slice(first, first + m)
             own = factor[group, group]
             kept[:, group], pull = settle(xp, w[:, group], own.T @ own, n, m)
-            error = pull @ own.T  # what the columns behind must make up for
+            error = pull @ own.T  # what later columns must make up for
             w[:, first : block.stop] -= error @ factor[group, first : block.stop]
             errors[:, first - start : first - start + m] = error
         w[:, block.stop :] -= errors @ factor[block, block.stop :]

@@ -17,16 +17,16 @@ from sparse24._records import Compressed24, Fused, Problem
 from sparse24.kernels import sparse_tile
 
 # Shares of copy speed, measured on an H200: of a strided copy of an operand, which reads or writes
-# single elements, and of the kernel `transpose`, behind which the product begins early.
+# single elements, and of the kernel `transpose`, after which the product begins early.
 STAGING_EFFICIENCY, STAGING_LAUNCH = 0.25, 4e-6  # seconds
 TRANSPOSE_EFFICIENCY, TRANSPOSE_LAUNCH = 0.7, 3e-6
 
-# Kernels that store results of any strides: where the copy engine (TMA) cannot write, their threads
-# do, element by element, each warp whole lines of memory.
+# Kernels that store results of any strides: where the TMA cannot write, their threads do, element
+# by element, each warp whole lines of memory.
 STORES_ANY = ("sparse_wgmma",)
-# Kernels that write nothing but the result.  The others store by the copy engine, which always
-# writes 16 bytes.  Where a line of the result ends within these, they would overwrite what lies
-# behind it, such as the next columns of a larger array.
+# Kernels that write nothing but the result.  The others store by the TMA, which always writes 16
+# bytes.  Where a line of the result ends within these, they would overwrite what follows it, such
+# as the next columns of a larger array.
 STORES_NO_MORE = (
     "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny", "split_mma",
     "sparse_fma", "dense",
@@ -81,7 +81,7 @@ def variants(problem: Problem) -> list[Variant]:
 
 
 def seconds(variant: Variant, original: Problem, bandwidth: float) -> float:
-    """What the copies take, at so many bytes a second of a plain copy."""
+    """What the copies take, where a plain copy moves `bandwidth` bytes a second."""
     p, moved, launches = original, 0.0, 0.0
     if variant.stage_b:
         turned = p.b_order == "row"

@@ -1,6 +1,6 @@
 """An allocator that notices writes outside of the memory that was asked for.
 
-compute-sanitizer does not see what the copy engine of Hopper writes; this does.
+compute-sanitizer does not see what Hopper's TMA writes; this does.
 """
 
 from __future__ import annotations

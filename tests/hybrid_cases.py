@@ -46,7 +46,7 @@ def with_kinds(w, kinds):
 
 
 def choose(h, n, path):
-    """Let a path be the choice for so many columns, whatever is predicted."""
+    """Let a path be the choice for that many columns, whatever is predicted."""
     for copied in ("", COLUMNS, ODD_ROWS):
         name = hybrid_choice.choice_for(n, copied=copied)
         h._prepared[name] = SimpleNamespace(value=path, nbytes=0)

@@ -117,7 +117,7 @@ def experts_in_one_launch() -> None:
 def _cleared_for(choice):
     """Zeros in new memory where initcheck does not see what is stored, or what is not read.
 
-    A result that is read again may have come by the copy engine: cuBLAS's, before our epilogue, and
+    A result that is read again may have come by the TMA: cuBLAS's, before our epilogue, and
     ours, before a copy.  Of an aligned copy of b the last 16 bytes of a row may be its end and
     padding: ``cp.async`` reads as many as it is told to, and counts as having read them all.
     """

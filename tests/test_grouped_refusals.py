@@ -1,4 +1,4 @@
-"""Operands, offsets, results and biases that grouped products refuse, with a way out."""
+"""Operands, offsets, results and options that grouped products refuse, with a way out."""
 
 from __future__ import annotations
 
@@ -93,3 +93,38 @@ def test_biases_that_do_not_fit_are_refused():
     ):
         with pytest.raises(error, match=words):
             s24.grouped_linear(x, experts, bias, offsets=[0, 2, 2, 5])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"activation": "swish"}, s24.ArgumentError, "activation must be one of 'relu', .*swish"),
+        ({"gated": "yes"}, s24.ArgumentError, "gated must be one of True, False, got 'yes'"),
+        ({"scales": 2.0}, s24.ArgumentError, "must be a pair, that of x and that of As, got 2.0"),
+        ({"scales": (1, 2, 3)}, s24.ArgumentError, r"scales must be a pair, .* got \(1, 2, 3\)"),
+        ({"scales": (np.ones(4), None)}, s24.ShapeError,
+         r"scales\[0\], the scale of x, must have shape \(t,\) = \(5,\), got \(4,\)"),
+        ({"scales": (np.ones((1, 5)), None)}, s24.ShapeError, r"the scale of x, .* got \(1, 5\)"),
+        ({"scales": (None, np.ones(5))}, s24.ShapeError,
+         r"scales\[1\], the scale of As, .* \(e,\) = \(3,\) or \(e, m\) = \(3, 4\), got \(5,\)"),
+        ({"scales": (None, np.ones((3, 2)))}, s24.ShapeError, r"scale of As, .*got \(3, 2\)"),
+        ({"scales": (None, np.ones(3) * 1j)}, s24.DTypeError, r"scales\[1\] must hold real"),
+        ({"dtype": "complex64"}, s24.DTypeError, "dtype must be one of"),
+        ({"x_dtype": "float8_e5m2"}, s24.DTypeError, "which cannot carry float8_e5m2"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_are_refused(options, error, words):
+    experts, x = s24.random((3, 4, 8), rng=0), np.ones((5, 8), np.float32)
+    with pytest.raises(error, match=words):
+        s24.grouped_linear(x, experts, offsets=[0, 2, 2, 5], **options)
+
+
+def test_refusals_of_rows_and_of_the_order_of_scales():
+    odd, x = s24.random((3, 5, 8), rng=0), np.ones((5, 8), np.float32)
+    with pytest.raises(s24.ShapeError, match=r"an even number of rows with gated=True.*\(3, 5, 8"):
+        s24.grouped_linear(x, odd, offsets=[0, 2, 2, 5], gated=True)
+    experts = s24.random((3, 4, 8), rng=0)
+    with pytest.raises(s24.ArgumentError, match=r"a pair, that of As and that of b, got 3"):
+        s24.grouped_matmul(experts, x.T, offsets=[0, 2, 2, 5], scales=3)
+    with pytest.raises(s24.ShapeError, match=r"scales\[1\], the scale of b, must have shape"):
+        s24.grouped_matmul(experts, x.T, offsets=[0, 2, 2, 5], scales=(None, np.ones((5, 1))))

@@ -12,7 +12,7 @@ import pytest
 from fake_device import Device, array
 
 import sparse24 as s24
-from sparse24 import _arrays, _storage, _tuning_cache
+from sparse24 import _storage, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, ShapeError
 from sparse24._hybrid import choice as hybrid_choice
 
@@ -291,55 +291,3 @@ def test_explain_tells_the_choice_of_all_columns_that_share_it(rng, weight, devi
         assert [product.path for product in device.ran] == [choice, *told["candidates"]]
         device.ran.clear()
         assert f"choice  {choice}: " in h.summary(n)
-
-
-def test_the_transposed_matrix_is_built_where_it_is_needed(rng, weight):
-    h, x = s24.hybrid(weight.astype(np.float32)), whole(rng, 5, K, dtype=np.float32)
-    held = h.nbytes
-    turned = h.T
-    assert turned.T is h
-    assert turned.shape == (K, M)
-    assert repr(turned) == repr(h).replace("70x80", "80x70")
-    assert h.nbytes == held  # two views of the same tiles
-    assert_same(x @ turned, x @ weight.T)
-    assert_same(turned @ x[:, :M].T, weight.T @ x[:, :M].T)
-    assert h.nbytes > held
-    assert_same(turned.toarray(), weight.T)
-
-
-def test_layouts_are_waited_for_once(weight, monkeypatch):
-    """The next product may run on another stream, which does not wait for the first one's."""
-    h, settled = s24.hybrid(weight), []
-    monkeypatch.setattr(_arrays, "settle", settled.append)
-    for _ in range(2):
-        h.prepared("a layout", lambda: np.ones(3))
-        h.prepared("a mark", hybrid_choice.Ran)
-    assert len(settled) == 1
-    turned = h.T
-    before = len(settled)
-    for _ in range(2):
-        assert turned.tiles.shape == weight.shape[::-1]
-    assert len(settled) == before + 1
-
-
-@pytest.mark.parametrize("built", [False, True])
-def test_a_transposed_matrix_outlives_the_other(rng, weight, built):
-    h, x = s24.hybrid(weight.astype(np.float32)), whole(rng, 5, K, dtype=np.float32)
-    turned, gone = h.T, weakref.ref(h)
-    if built:
-        turned.toarray()
-    gc.disable()
-    try:
-        del h
-        assert gone() is None  # at once: it holds memory of the GPU
-    finally:
-        gc.enable()
-    assert_same(x @ turned, x @ weight.T)
-    assert turned.T.T is turned
-
-
-def test_messages_name_the_operand(weight):
-    h = s24.hybrid(weight)
-    for x in (np.ones((2, 3), np.float16), np.ones(3, np.float16)):
-        with pytest.raises(ShapeError, match=r"x must have shape .* \(..., n, k\) with k = 80"):
-            x @ h.T

@@ -7,41 +7,15 @@ import numpy as np
 import pytest
 import scipy.sparse
 from hybrid_cases import DTYPES
+from listed_cases import dense, graph, on
 
 import sparse24 as s24
 from sparse24 import _dtypes
+from sparse24._arrays import to_numpy
 from sparse24._hybrid import room
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
-
-
-def graph(rng, shape=(700, 900), elements=400, dtype="float32"):
-    """A CSR matrix of SciPy; of types that SciPy does not know, as float32 that they hold."""
-    rows, columns = rng.integers(0, shape[0], elements), rng.integers(0, shape[1], elements)
-    values = rng.integers(1, 9, elements) * rng.choice([-1, 1], elements)
-    given = np.float32 if dtype in ("float16", "bfloat16", "int8") else dtype
-    m = scipy.sparse.coo_matrix((values.astype(given), (rows, columns)), shape).tocsr()
-    m.data = m.data.clip(-9, 9)
-    m.eliminate_zeros()
-    return m
-
-
-def on(xp, m):
-    """The SciPy matrix, or cupyx's."""
-    if xp is np:
-        return m
-    from cupyx.scipy.sparse import csr_matrix
-
-    return csr_matrix(m)
-
-
-def dense(m, dtype):
-    return m.toarray().astype(_dtypes.lookup(dtype).logical)
-
-
-def to_numpy(x):
-    return x.get() if hasattr(x, "get") else np.asarray(x)
 
 
 @pytest.fixture
@@ -244,45 +218,6 @@ def test_sums_and_extremes(pair, axis):
     for name in ("sum", "mean", "max", "min"):
         got = to_numpy(getattr(h, name)(axis=axis))
         np.testing.assert_allclose(got, getattr(w, name)(axis=axis), rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["npz", "safetensors"])
-def test_files_hold_the_rows(rng, xp, tmp_path, kind, dtype):
-    m = graph(rng, dtype=dtype)
-    h, path = s24.hybrid(on(xp, m), n_hint=3, dtype=dtype), tmp_path / f"graph.{kind}"
-    getattr(s24, f"save_{kind}")(path, {"graph": h, "turned": h.T})
-    loaded = getattr(s24, f"load_{kind}")(path, device=h.device)
-    assert loaded["graph"].stored.is_listed
-    assert (loaded["graph"].n_hint, loaded["graph"].device) == (3, h.device)
-    want = dense(m, dtype)
-    np.testing.assert_array_equal(to_numpy(loaded["graph"].toarray()), want)
-    np.testing.assert_array_equal(to_numpy(loaded["turned"].toarray()), want.T)
-
-
-DAMAGE = {
-    "starts": [("ascend", lambda x: x[::-1]), ("begin 700 rows", lambda x: x[1:])],
-    "columns": [("ascend in each row", np.zeros_like), ("below 900", lambda x: x + 900),
-                ("entries", lambda x: x[1:])],
-    "values": [("not be zero", lambda x: x * 0), ("elements", lambda x: x[1:])],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "rule", "change"),
-    [(name, *case) for name, cases in DAMAGE.items() for case in cases],
-)
-def test_damaged_files_are_refused(rng, tmp_path, name, rule, change):
-    from sparse24.formats.array_parts import parts_of
-    from sparse24.formats.hybrid_parts import HybridRowsParts
-
-    parts = parts_of(s24.hybrid(graph(rng)))
-    pieces = parts.pieces()
-    changed = np.ascontiguousarray(change(pieces[name]))
-    if rule == "ascend":
-        changed[0] = 0
-    with pytest.raises(s24.FormatError, match=rule):
-        HybridRowsParts.from_entry(parts.describe(), {**pieces, name: changed}, where="here")
 
 
 def test_copies_and_pickles(pair):

@@ -133,7 +133,7 @@ def test_a_path_that_is_named_is_taken_and_remembered(rng):
         np.testing.assert_array_equal(h @ b, chosen)
     with pytest.raises(s24.ArgumentError, match="one of 'auto', 'cpu' for this matrix and n = 32"):
         h.matmul(b[:, :32], algorithm="blas")
-    assert h.explain(32)["reason"] == "the only path for so many columns on this device"
+    assert h.explain(32)["reason"] == "the only path for this many columns on this device"
 
 
 @pytest.mark.filterwarnings("error")

@@ -106,7 +106,7 @@ def at_zero(x):
         (np.zeros((40, 64), np.int8)[::2], True),
         (np.zeros((40, 64), np.int8)[:1, :3], True),  # a line advances to no other
         (np.zeros((40, 60), np.int8), False),
-        (np.zeros((40, 64), np.int8)[::-1], False),  # the copy engine takes no negative strides
+        (np.zeros((40, 64), np.int8)[::-1], False),  # the TMA takes no negative strides
         (np.zeros((40, 64), np.int8)[::-2].T, False),
         (np.zeros((3, 40, 64), np.int8)[::-1], False),
         (np.zeros((3, 40, 64), np.int8)[::-1][:1], True),

@@ -67,7 +67,7 @@ def gains(family: str) -> dict[tuple[str, int, float], float]:
 def share_won(
     family: str, least: int, most: int, zeros: tuple[float, ...], by: float = 1.0
 ) -> float:
-    """Of the recorded products of so many columns, those that are faster than cuBLAS's."""
+    """Of the recorded products of that many columns, those that are faster than cuBLAS's."""
     found = [gain for (_, n, z), gain in gains(family).items() if least <= n <= most and z in zeros]
     assert found
     return sum(gain > by for gain in found) / len(found)

@@ -83,7 +83,7 @@ def _bold(mean: str) -> str:
 
 
 def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
-    """Plain products with so many columns; the name of another tells what else it does."""
+    """Plain products with that many columns; the name of another tells what else it does."""
     special = ("block", "small", "bias", " by ", "TF32", "unstructured", "gate and up")
     return lambda c: (
         low <= c["n"] <= high

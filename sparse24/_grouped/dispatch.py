@@ -120,7 +120,7 @@ def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> Non
 
 
 def problem_of(product: Grouped, types: Result) -> Problem:
-    """The description of a product on the GPU, as it is behind all copies."""
+    """The description of a product on the GPU, as it is after all copies."""
     (experts, _, k), (m, tokens) = product.a.shape, product.out.shape
     return Problem(
         m, tokens, k, experts, types.type_a.name, types.type_b.name, types.name, "column", "column",
@@ -182,7 +182,7 @@ def _in_vectors(x) -> bool:
 def _one_by_one(product: Grouped, call: Call, types: Result, multiply: Callable[..., Any]) -> None:
     """One product for each expert that has tokens.
 
-    `multiply` takes what `_dispatch.fill` does, behind the number of the expert and with a function
+    `multiply` takes what `_dispatch.fill` does, after the number of the expert and with a function
     that makes its matrix.
     """
 

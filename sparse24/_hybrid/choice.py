@@ -42,6 +42,7 @@ PLANNED = ("stream", "scatter", *STRIPS)  # paths with a plan for each number of
 
 
 def choose(h, b, algorithm: str, balance: bool) -> str:
+    """The path of a product: the one that is named, or the best one for "auto"."""
     n = b.shape[1]
     if algorithm == "auto" and h.device == "cpu":
         return hybrid_on_cpu.choose(h, n)
@@ -66,7 +67,7 @@ def choice_for(n: int, *, copied: str) -> str:
 
 
 def _captured(h, n: int, balance: bool) -> str:
-    """The best path that a graph can hold and that has multiplied so many columns before."""
+    """The best path that a graph can hold and that has multiplied this many columns before."""
     times = {path: t for path, t in predictions(h, n).items() if path not in NOT_CAPTURED}
     ready = [path for path in times if h.is_prepared(kind_of(path, n, balance))]
     if not ready:
@@ -148,7 +149,7 @@ def _best(times: dict[str, float]) -> tuple[str, str]:
         choice = "cublas"
     others = {name: t for name, t in times.items() if name != choice}
     if not others:
-        return choice, "the only path for so many columns on this device"
+        return choice, "the only path for this many columns on this device"
     second = min(others, key=others.__getitem__)
     gain = others[second] / max(times[choice], 1e-12)
     if choice == "cublas":

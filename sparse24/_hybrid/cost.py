@@ -142,7 +142,7 @@ def choose(nonzeros, overflow, dtype: DType, n: int, rates: Rates) -> np.ndarray
 
 
 def _of_filled(held, spill, dtype: DType, n: int, rates: Rates) -> np.ndarray:
-    """The kinds of tiles that hold so many non-zeros, and so many that break 2:4."""
+    """The kinds of tiles with these numbers of non-zeros, and of elements that break 2:4."""
     seconds = tile_seconds(held, spill, dtype.itemsize, n, rates)
     about_equal = seconds <= MARGIN * seconds.min(0)
     sizes = tile_bytes(held, spill, dtype.itemsize)

@@ -13,7 +13,7 @@ from sparse24._hybrid.lines import line_of
 from sparse24.kernels.chip import Chip
 
 SHORT_FROM = {False: 64, True: 256}  # columns beyond which all operands count, of small matrices
-# cuBLAS in float32 by up to 64 columns, whose tiles have at least 32: seconds as of so many more.
+# cuBLAS in float32 by up to 64 columns, whose tiles have at least 32: seconds as of that many more.
 NARROW, NARROW_TILE, NARROW_MORE = 64, 32, 24
 
 

@@ -61,7 +61,7 @@ def times(h, n: int, lines, device: Chip) -> dict[str, float]:
 
 
 def rows_fit(k: int, dtype: DType, n: int, device: Chip) -> bool:
-    """Whether shared memory holds k rows of `b`, with so many columns, for the path rows."""
+    """Whether shared memory holds k rows of `b`, with n columns, for the path rows."""
     from sparse24.kernels import hybrid_rows, hybrid_rows_plan
 
     return hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared

@@ -107,8 +107,8 @@ def _counted(h, count: Callable[[], Any]) -> Any:
     """Return ``count()``, which waits for the GPU; refuse to while a CUDA graph is captured."""
     if h.device != "cpu" and _arrays.is_capturing():
         raise UnsupportedError(
-            "the first choice of a path for so many columns counts elements of the matrix, which "
-            "waits for the GPU, as a graph cannot; multiply so many once before the capture"
+            "the first choice of a path for this many columns counts elements of the matrix, which "
+            "waits for the GPU, as a graph cannot; multiply as many once before the capture"
         )
     return count()
 

@@ -26,7 +26,7 @@ class Line:
         return self.fixed + self.element * elements + self.byte * nbytes
 
 
-# "path/columns": the line of a path for products with up to so many columns, of 16-bit elements;
+# "path/columns": the line of a path for products with up to that many columns, of 16-bit elements;
 # "panel" is for float32, "panel16" for 16 bits, "panel64" for float64, and "base" is scatter with
 # 2:4 tiles.  What counts as elements and bytes differs:
 #

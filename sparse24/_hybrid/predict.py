@@ -26,7 +26,7 @@ WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are l
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 # Types and columns from which two products can be added up; by fewer, others take less time.
 SUMS_OF, SUMS_FROM = ("float32", "int8"), 5
-# Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
+# Seconds more where warps load b instead of the TMA, with and without 2:4 tiles.
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
 COLUMNS, ODD_ROWS = "columns", "odd rows"  # how b lies where it may have to be copied
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
@@ -36,12 +36,12 @@ TRANSPOSING = ("csr", "two_four")  # which copy b where its columns are contiguo
 # by, and the copy decides: seconds, at the least (docs/benchmarks/log_hybrid.rst, "Nearly empty
 # matrices"),
 PANEL_BYTE = 4.5e-16  # for each row of the matrix and byte of b
-PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # for each row of b beyond so many
+PANEL_STEP, PANEL_FREE = 1.3e-9, 8192  # for each row of b beyond that many
 # Seconds of csr each time that a thread waits for elements, then for rows of b ("Rows of unlike
 # length").
 CSR_ROUND = 1.4e-7
 CSR_SHORT = 1.35  # csr: the factor by which elements of 16 bits take longer than its line
-CSR_BYTE, CSR_BYTE_FROM = 2.3, 9  # the same of int8, from so many columns on
+CSR_BYTE, CSR_BYTE_FROM = 2.3, 9  # the same of int8, from that many columns on
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
@@ -99,7 +99,7 @@ def copying_paths(h, times: dict[str, float], n: int, copied: str) -> list[str]:
 
 
 def copied_by(n: int, b_order: str = "row") -> str:
-    """Why the copy engine cannot read `b`: its order, or where its rows begin; "" if it can."""
+    """Why the TMA cannot read `b`: its order, or where its rows begin; "" if it can."""
     if b_order != "row":
         return COLUMNS
     return ODD_ROWS if n * ITEMSIZE % 16 != 0 else ""

@@ -20,7 +20,7 @@ from sparse24._grouped import offsets as grouped_offsets
 
 HOPPER = 9  # on later GPUs torch leaves the products of experts without tokens unwritten
 MOST_EXPERTS = 1023
-ALIGNED = 8  # elements of 16 bits: rows on the boundaries that the GPU's copy engine wants
+ALIGNED = 8  # elements of 16 bits: rows on the boundaries that the TMA wants
 
 _grouped: Any = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -160,7 +158,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         for name in options:
             _check.one_of(name, OPTIONS, argument="an option of SparseLinear")
         torch_state.check_dense(layer)
-        new = _sharing(cls, layer)
+        new = torch_state.sharing(cls, layer)
         new._configure(**options)
         torch_state.hand_on(layer, new)
         return new
@@ -172,7 +170,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         ``copy.deepcopy(layer).to_dense()``.
         """
         check_whole(self.weight)
-        new = _sharing(torch.nn.Linear, self)
+        new = torch_state.sharing(torch.nn.Linear, self)
         torch_state.hand_on(self, new)
         if self.sparse != "activation":
             with torch.no_grad():
@@ -292,13 +290,3 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
             f"transposable={rule.transposable}, decay={rule.decay:g}, "
             f"soft={self.scale is not None}"
         )
-
-
-def _sharing(kind: Any, layer: torch.nn.Linear) -> Any:
-    """A layer of a kind with the parameters of another; its constructor would make new ones."""
-    new = kind.__new__(kind)
-    torch.nn.Module.__init__(new)
-    new.in_features, new.out_features = layer.in_features, layer.out_features
-    new.weight, new.bias = layer.weight, layer.bias
-    new.training = layer.training
-    return new

@@ -137,6 +137,16 @@ def mask_device(weight: Tensor) -> torch.device:
     return weight.device if mesh is None or weight.is_meta else torch.device(mesh.device_type)
 
 
+def sharing(kind: Any, layer: torch.nn.Linear) -> Any:
+    """A layer of a kind with the parameters of another; its constructor would make new ones."""
+    new = kind.__new__(kind)
+    torch.nn.Module.__init__(new)
+    new.in_features, new.out_features = layer.in_features, layer.out_features
+    new.weight, new.bias = layer.weight, layer.bias
+    new.training = layer.training
+    return new
+
+
 def hand_on(old: torch.nn.Module, new: torch.nn.Module) -> None:
     """What else a layer has goes to the new one: hooks of forward and backward, and what is
     registered beside the weight, which only hooks can use.  Handles remove hooks there.

@@ -134,7 +134,7 @@ class Rivals:
 
 
 def rotated(these: list, n: int) -> list:
-    """The copies that a product with so many columns reads in turn."""
+    """The copies that a product with that many columns reads in turn."""
     return these if n <= ROTATED_COLUMNS else these[:1]
 
 
