@@ -136,6 +136,10 @@ def test_wrong_arguments_are_named(group):
         st.reduce_packed(ddp, layers="0")
     with pytest.raises(ArgumentError, match=r"a name in layers must be one of '0', '2', got '1'"):
         st.reduce_packed(ddp, layers=["0", "1"])
+    with pytest.raises(ArgumentError, match=r"layers must be one name or more, got none; leave"):
+        st.reduce_packed(ddp, layers=[])
+    with pytest.raises(ArgumentError, match=r"a name in layers must be one of '0', '2', got 2"):
+        st.reduce_packed(ddp, layers=2)
     with pytest.raises(ArgumentError, match=r"'2'\] cannot be packed: gradient='ste' reaches"):
         st.reduce_packed(ddp, layers=["2"])
     st.reduce_packed(ddp, layers=["0"])

@@ -91,7 +91,9 @@ def _chosen(model: torch.nn.Module, names: Iterable[str] | None) -> dict[str, Pr
             )
     if isinstance(names, str):
         raise ArgumentError(f"layers must be several names, got {names!r}; pass [{names!r}]")
-    names = list(names)
+    names = list(names) if isinstance(names, Iterable) else [names]
+    if not names:
+        raise ArgumentError("layers must be one name or more, got none; leave the averages to DDP")
     for name in names:
         _check.one_of(name, tuple(found), argument="a name in layers")
         if reasons[name] is not None:
