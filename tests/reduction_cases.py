@@ -198,6 +198,22 @@ def apart(rank, device):
             yield str(error)
 
 
+def other_hook(state, bucket):
+    """A communication hook, which no pass calls."""
+
+
+def hooked(rank, device):
+    """What `reduce_packed` says where the second rank has a communication hook already."""
+    ddp = DistributedDataParallel(st.SparseLinear(32, 32, gradient="24dense").to(device))
+    if rank:
+        ddp.register_comm_hook(None, other_hook)
+    try:
+        st.reduce_packed(ddp)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def run(rank, folder, kind):
     """One of the processes, which meet in a file; it leaves what it found in another."""
     torch.set_num_threads(1)
@@ -215,6 +231,7 @@ def run(rank, folder, kind):
     found["join"] = bool(right), message
     found["sent masks"] = list(sent(rank, device))
     found["apart"] = list(apart(rank, device))
+    found["hooked"] = hooked(rank, device)
     torch.save(found, Path(folder, f"{rank}.pt"))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

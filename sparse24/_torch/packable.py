@@ -23,6 +23,7 @@ def agreed(
     """
     refused, chosen = None, {}
     try:
+        _check_unhooked(ddp)
         chosen = _chosen(ddp.module, names)
         devices = {layer.weight.device.type for layer in chosen.values()}
         _check_backend(_backends(ddp), devices)
@@ -45,6 +46,16 @@ def agreed(
             "all ranks, and pass the same arguments"
         )
     return chosen
+
+
+def _check_unhooked(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+    """Refuse a model whose hook torch tells of; of its own in C++ it tells at registration only."""
+    hooks = [hook for hook, _ in getattr(ddp, "_comm_hooks", ())]
+    if hooks:
+        raise ArgumentError(
+            "ddp must have no communication hook yet, for torch takes one only, and has "
+            f"{getattr(hooks[0], '__name__', hooks[0])}; wrap the model anew without the other"
+        )
 
 
 def _told(ddp: torch.nn.parallel.DistributedDataParallel, fact: int) -> list[int]:

@@ -46,9 +46,9 @@ def reduce_packed(
     Raises
     ------
     ArgumentError
-        If `ddp` is something else, has a communication hook already or averages gradients on GPUs
-        by gloo, a named layer cannot be packed, or no layer can; if that is so on some rank, or
-        ranks pack other layers or another `check`, then on all ranks.
+        If `ddp` is something else, or `check` no bool; and on all ranks, if on some rank `ddp` has
+        a communication hook already or averages gradients on GPUs by gloo, a named layer cannot be
+        packed, or no layer can, or if ranks pack other layers or another `check`.
 
     Notes
     -----
