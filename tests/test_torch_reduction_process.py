@@ -189,6 +189,12 @@ def parametrized():
     return model
 
 
+def frozen():
+    model = net("cpu")
+    model[0].weight.requires_grad_(False)
+    return model
+
+
 @pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize(
     ("model", "reason"),
@@ -196,6 +202,7 @@ def parametrized():
         (lambda: net("cpu", decay=1e-4), "'0': decay=0.0001 reaches pruned weights"),
         (lambda: net("cpu", sparse="masked"), "'0': sparse='masked' prunes no weight to 2:4"),
         (tied, "'0': other modules share its weight"),
+        (frozen, "'0': its weight does not learn"),
         (parametrized, "'0': its weight is made before each call"),
         (lambda: st.SparseLinear(2, 4, gradient="24dense"), "rows of 2 elements do not become"),
         (lambda: torch.nn.Linear(8, 8), "pruned places; sparsify with {'gradient': '24dense'}"),

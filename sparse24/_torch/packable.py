@@ -127,6 +127,8 @@ def _reason(layer: PrunedLayer, owners: Counter) -> str | None:
         return f"decay={rule.decay} reaches pruned weights"
     if weight is None:
         return "its weight is made before each call"
+    if not weight.requires_grad:
+        return "its weight does not learn"
     if owners[weight] > 1:
         return "other modules share its weight"
     if not weight.numel() or _spec.values_per_row(weight.shape[-1]) >= weight.shape[-1]:

@@ -33,7 +33,7 @@ def reduce_packed(
     layers : iterable of str, optional
         Names of the layers whose gradients are packed, as `sparse_layers` of the model gives them.
         By default all whose gradient is zero at pruned places: ``gradient="24dense"`` or
-        ``"24sparse"``, ``decay=0`` and sparse weights.
+        ``"24sparse"``, ``decay=0`` and sparse weights that learn.
     check : bool
         Whether ranks look for non-zero gradients at pruned places, which would be lost, and for
         places that differ from rank to rank.
