@@ -17,6 +17,8 @@ from sparse24 import torch as st
 WORLD = 2
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 ODD = 30, 34  # of inputs of the first layer and outputs of the second
+STEPS = 5
+LEAVING = {"find_unused_parameters": True, "leaves_from": 0}  # the second rank, from this step on
 CASES = {
     "plain": {},
     "views of the bucket": {"gradient_as_bucket_view": True},
@@ -25,16 +27,13 @@ CASES = {
     "static graph": {"static_graph": True},
     "a group of its own": {"group": True},
     "accumulation": {"passes": 2, "gradient_as_bucket_view": True},
-    "layers that one rank leaves out": {"find_unused_parameters": True, "leaves_out": True},
-    "layers left out under autocast": {
-        "find_unused_parameters": True,
-        "leaves_out": True,
-        "autocast": True,
-        "rounds": True,
-    },
+    "layers that one rank leaves out": LEAVING,
+    "layers left out under autocast": {**LEAVING, "autocast": STEPS, "rounds": True},
+    "layers left out under autocast in the model": {**LEAVING, "inside": True, "rounds": True},
+    "layers left out after autocast": {**LEAVING, "leaves_from": 2, "autocast": 2, "rounds": True},
     "two types": {"wide": True},
     "bfloat16": {"dtype": torch.bfloat16},
-    "autocast": {"autocast": True},
+    "autocast": {"autocast": STEPS},  # in so many steps
     "masks of a schedule": {"scheduler": "24"},
     "masks that become 2:4": {"scheduler": "elastic", "sizes": (32, 64)},
 }
@@ -43,9 +42,10 @@ CASES = {
 class Net(torch.nn.Module):
     """Layers that are packed, and others among them."""
 
-    def __init__(self, wide=False, sizes=ODD):
+    def __init__(self, wide=False, sizes=ODD, inside=False):
         super().__init__()
         k, m = sizes
+        self.inside = inside  # whether autocast begins here
         torch.manual_seed(0)
         self.first = st.SparseLinear(k, 64, gradient="24dense")
         self.tiles = st.SparseLinear(64, m, gradient="24dense", transposable=True)
@@ -57,6 +57,10 @@ class Net(torch.nn.Module):
             self.first.double()
 
     def forward(self, x, leaves_out=False):
+        with torch.autocast(x.device.type) if self.inside else contextlib.nullcontext():
+            return self.through(x, leaves_out)
+
+    def through(self, x, leaves_out):
         x = self.first(x.to(self.first.weight.dtype)).to(self.tiles.weight.dtype)
         x = self.plain(self.tiles(x.relu()))
         x = x if leaves_out else self.straight(self.sampled(x))
@@ -64,7 +68,8 @@ class Net(torch.nn.Module):
 
 
 def wrapped(case, packed, device):
-    net = Net(case.get("wide", False), case.get("sizes", ODD)).to(device, case.get("dtype"))
+    net = Net(**{name: case[name] for name in ("wide", "sizes", "inside") if name in case})
+    net.to(device, case.get("dtype"))
     if case.get("rounds"):  # magnitudes that are equal in bfloat16
         with torch.no_grad():
             net.sampled.weight[:, :4] = torch.tensor([1.0, 1.001, 1.002, 1.003])
@@ -95,14 +100,15 @@ def trained(rank, case, packed, device):
     masks = scheduler(case.get("scheduler"))
     passes, found = case.get("passes", 1), []
     generator = torch.Generator().manual_seed(3)
-    for _ in range(5):
+    for step in range(STEPS):
+        leaves_out = rank == 1 and step >= case.get("leaves_from", STEPS)
+        autocast = torch.autocast(device.type, enabled=step < case.get("autocast", 0))
         ddp.zero_grad()
         for i in range(passes):
             x = torch.randn(16, case.get("sizes", ODD)[0], generator=generator).chunk(WORLD)[rank]
             x = x.to(device, case.get("dtype"))
             waits = ddp.no_sync() if i < passes - 1 else contextlib.nullcontext()
-            with waits, torch.autocast(device.type, enabled="autocast" in case):
-                leaves_out = bool(case.get("leaves_out")) and rank == 1
+            with waits, autocast:
                 ddp(x, leaves_out).float().square().mean().backward()
         found.append({name: p.grad.clone() for name, p in ddp.module.named_parameters()})
         with torch.no_grad():
@@ -198,6 +204,22 @@ def apart(rank, device):
             yield str(error)
 
 
+def other_hook(state, bucket):
+    """A communication hook, which no pass calls."""
+
+
+def hooked(rank, device):
+    """What `reduce_packed` says where the second rank has a communication hook already."""
+    ddp = DistributedDataParallel(st.SparseLinear(32, 32, gradient="24dense").to(device))
+    if rank:
+        ddp.register_comm_hook(None, other_hook)
+    try:
+        st.reduce_packed(ddp)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def run(rank, folder, kind):
     """One of the processes, which meet in a file; it leaves what it found in another."""
     torch.set_num_threads(1)
@@ -215,6 +237,7 @@ def run(rank, folder, kind):
     found["join"] = bool(right), message
     found["sent masks"] = list(sent(rank, device))
     found["apart"] = list(apart(rank, device))
+    found["hooked"] = hooked(rank, device)
     torch.save(found, Path(folder, f"{rank}.pt"))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -66,6 +66,13 @@ def test_ranks_that_would_pack_other_layers_are_refused_on_all(ranks):
         assert wanted in refused
 
 
+def test_a_hook_of_one_rank_is_refused_on_all(ranks):
+    first, second = (found["hooked"] for found in ranks)
+    assert "ranks [1] refuse theirs" in first
+    assert "must have no communication hook yet" in second
+    assert "and has other_hook; wrap the model anew without the other" in second
+
+
 class Rank:
     """A rank's bucket: a vector, a packed gradient (2, 6, 22), two matrices, one of them packed."""
 

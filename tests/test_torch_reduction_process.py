@@ -136,6 +136,10 @@ def test_wrong_arguments_are_named(group):
         st.reduce_packed(ddp, layers="0")
     with pytest.raises(ArgumentError, match=r"a name in layers must be one of '0', '2', got '1'"):
         st.reduce_packed(ddp, layers=["0", "1"])
+    with pytest.raises(ArgumentError, match=r"layers must be one name or more, got none; leave"):
+        st.reduce_packed(ddp, layers=[])
+    with pytest.raises(ArgumentError, match=r"a name in layers must be one of '0', '2', got 2"):
+        st.reduce_packed(ddp, layers=2)
     with pytest.raises(ArgumentError, match=r"'2'\] cannot be packed: gradient='ste' reaches"):
         st.reduce_packed(ddp, layers=["2"])
     st.reduce_packed(ddp, layers=["0"])
@@ -185,6 +189,12 @@ def parametrized():
     return model
 
 
+def frozen():
+    model = net("cpu")
+    model[0].weight.requires_grad_(False)
+    return model
+
+
 @pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize(
     ("model", "reason"),
@@ -192,6 +202,7 @@ def parametrized():
         (lambda: net("cpu", decay=1e-4), "'0': decay=0.0001 reaches pruned weights"),
         (lambda: net("cpu", sparse="masked"), "'0': sparse='masked' prunes no weight to 2:4"),
         (tied, "'0': other modules share its weight"),
+        (frozen, "'0': its weight does not learn"),
         (parametrized, "'0': its weight is made before each call"),
         (lambda: st.SparseLinear(2, 4, gradient="24dense"), "rows of 2 elements do not become"),
         (lambda: torch.nn.Linear(8, 8), "pruned places; sparsify with {'gradient': '24dense'}"),

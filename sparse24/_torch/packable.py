@@ -23,6 +23,7 @@ def agreed(
     """
     refused, chosen = None, {}
     try:
+        _check_unhooked(ddp)
         chosen = _chosen(ddp.module, names)
         devices = {layer.weight.device.type for layer in chosen.values()}
         _check_backend(_backends(ddp), devices)
@@ -45,6 +46,16 @@ def agreed(
             "all ranks, and pass the same arguments"
         )
     return chosen
+
+
+def _check_unhooked(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+    """Refuse a model whose hook torch tells of; of its own in C++ it tells at registration only."""
+    hooks = [hook for hook, _ in getattr(ddp, "_comm_hooks", ())]
+    if hooks:
+        raise ArgumentError(
+            "ddp must have no communication hook yet, for torch takes one only, and has "
+            f"{getattr(hooks[0], '__name__', hooks[0])}; wrap the model anew without the other"
+        )
 
 
 def _told(ddp: torch.nn.parallel.DistributedDataParallel, fact: int) -> list[int]:
@@ -91,7 +102,9 @@ def _chosen(model: torch.nn.Module, names: Iterable[str] | None) -> dict[str, Pr
             )
     if isinstance(names, str):
         raise ArgumentError(f"layers must be several names, got {names!r}; pass [{names!r}]")
-    names = list(names)
+    names = list(names) if isinstance(names, Iterable) else [names]
+    if not names:
+        raise ArgumentError("layers must be one name or more, got none; leave the averages to DDP")
     for name in names:
         _check.one_of(name, tuple(found), argument="a name in layers")
         if reasons[name] is not None:
@@ -114,6 +127,8 @@ def _reason(layer: PrunedLayer, owners: Counter) -> str | None:
         return f"decay={rule.decay} reaches pruned weights"
     if weight is None:
         return "its weight is made before each call"
+    if not weight.requires_grad:
+        return "its weight does not learn"
     if owners[weight] > 1:
         return "other modules share its weight"
     if not weight.numel() or _spec.values_per_row(weight.shape[-1]) >= weight.shape[-1]:

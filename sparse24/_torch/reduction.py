@@ -12,8 +12,8 @@ from sparse24 import _check
 from sparse24._errors import ArgumentError, PatternError
 from sparse24._torch.buckets import PackedBucket, as_in_memory
 from sparse24._torch.kept_places import KeptPlaces
-from sparse24._torch.linear import autocast_dtype
 from sparse24._torch.packable import agreed, backend_for
+from sparse24._torch.pass_types import PassTypes
 from sparse24._torch.pruned import PrunedLayer
 
 
@@ -28,15 +28,17 @@ def reduce_packed(
     Parameters
     ----------
     ddp : torch.nn.parallel.DistributedDataParallel
-        Around a model with `SparseLinear` or `SparseExperts` layers; before its first pass.  This
-        registers its communication hook, and there can be one only.
+        Around a model with `SparseLinear` or `SparseExperts` layers; before its first pass, for
+        code that was compiled earlier does not tell to which type autocast casts the weights.
+        This registers its communication hook, and there can be one only.
     layers : iterable of str, optional
         Names of the layers whose gradients are packed, as `sparse_layers` of the model gives them.
         By default all whose gradient is zero at pruned places: ``gradient="24dense"`` or
-        ``"24sparse"``, ``decay=0`` and sparse weights.
+        ``"24sparse"``, ``decay=0`` and sparse weights that learn.
     check : bool
         Whether ranks look for non-zero gradients at pruned places, which would be lost, and for
-        places that differ from rank to rank.
+        places that differ from rank to rank.  They then send 66 elements more for each layer, which
+        is more than packing saves for a weight of fewer than 132.
 
     Returns
     -------
@@ -46,9 +48,9 @@ def reduce_packed(
     Raises
     ------
     ArgumentError
-        If `ddp` is something else, has a communication hook already or averages gradients on GPUs
-        by gloo, a named layer cannot be packed, or no layer can; if that is so on some rank, or
-        ranks pack other layers or another `check`, then on all ranks.
+        If `ddp` is something else, or `check` no bool; and on all ranks, if on some rank `ddp` has
+        a communication hook already or averages gradients on GPUs by gloo, a named layer cannot be
+        packed, or no layer can, or if ranks pack other layers or another `check`.
 
     Notes
     -----
@@ -117,9 +119,7 @@ def reduce_packed(
             "ddp must have no communication hook yet, for torch takes one only; wrap the model "
             f"anew without the other: {error}"
         ) from error
-    ddp.module.register_forward_pre_hook(_note_type_of_all)
-    for layer in chosen.values():
-        layer.register_forward_pre_hook(_note_type)
+    reduction._types.watch()
     return reduction
 
 
@@ -158,7 +158,7 @@ class PackedReduction:
         self.sent = self.whole = 0
         self._group = ddp.process_group
         self._layers = {layer.weight: layer for layer in layers.values()}
-        self._model = ddp.module
+        self._types = PassTypes(ddp.module, layers.values())
         self._places = {layer: _place(ddp, name) for name, layer in layers.items()}
         self._kept = KeptPlaces(check, uncounted=ddp.broadcast_buffers)
         self._backend = backend_for(ddp, next(iter(self._layers)).device)
@@ -195,11 +195,10 @@ class PackedReduction:
         layer = self._layers.get(weight)
         if layer is None or layer._way != "weight":
             return None
+        layer._cast_to = self._types.of(layer)
         parent, name = self._places[layer]
         if getattr(parent(), "_modules", {}).get(name) is not layer:
             return None
-        # Another rank may have called a layer that this rank has not called.
-        vars(layer).setdefault("_cast_to", getattr(self._model, "_cast_to", None))
         return layer
 
     def _flags(self, weights: Iterable[Tensor]) -> list[Tensor] | None:
@@ -225,12 +224,13 @@ class PackedReduction:
 def _reduce(reduction: PackedReduction, bucket):
     """The communication hook: a future of the bucket's buffer, averaged over the ranks."""
     weights, buffer = bucket.parameters(), bucket.buffer()
+    if bucket.index() == 0:
+        reduction.sent = reduction.whole = 0
+        reduction._types.begin()
     layers = [reduction._packs(weight) for weight in weights]
     wrong = reduction._flags(weight for weight, layer in zip(weights, layers) if layer is not None)
     gradients = [as_in_memory(*pair) for pair in zip(bucket.gradients(), weights, strict=True)]
     packed = PackedBucket(buffer, gradients, layers, reduction._kept, wrong)
-    if bucket.index() == 0:
-        reduction.sent = reduction.whole = 0
     reduction.sent += packed.flat.nbytes
     reduction.whole += buffer.nbytes
     return reduction._average(packed.flat).then(packed.unpack)
@@ -243,21 +243,6 @@ def _divides(backend: str | None, ranks: int, dtype: torch.dtype) -> bool:
     up to two in a thousand, always to the same side, except for powers of two.
     """
     return backend == "nccl" and (dtype.itemsize > 2 or ranks & (ranks - 1) == 0)
-
-
-def _note_type(layer, args) -> None:
-    """Before each pass: to which type autocast casts the weight, which may decide its places.
-
-    A pass without gradients may come between forward and backward, and counts for nothing.
-    """
-    if torch.is_grad_enabled():
-        layer._cast_to = autocast_dtype(layer.weight)
-
-
-def _note_type_of_all(model, args) -> None:
-    """The same for layers that this rank leaves out."""
-    if torch.is_grad_enabled():
-        model._cast_to = autocast_dtype(next(model.parameters()))
 
 
 def _place(ddp: torch.nn.Module, name: str) -> tuple[weakref.ref, str]:
