@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -165,7 +166,7 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
     @property
     def size(self) -> int:
         """Number of elements, zeros included."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def T(self) -> Self:

@@ -51,6 +51,9 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
         array, restore = _foreign.take(b, argument="b")
         _check_inner(h, array, "b")
         same, operand = _in_one_type(h, array, "b")
+        if h.device == "cpu" and (same is not h or operand is not b):  # remembered in one type
+            result = matmul(same, operand, given(out), algorithm, balance, sums=sums)
+            return restore(result) if out is None else out
         result, run = _product(same, operand, given(out), algorithm, balance, sums=sums)
         product = restore(result) if out is None else out
     if key is None or same is not h or operand is not array:
@@ -80,9 +83,11 @@ def multiply_rows(h, x, *, sums: bool = False):
         array, restore = _foreign.take(x, argument="x")
         _check_inner(h, array, "x", rows=True)
         same, operand = _in_one_type(h, array, "x")
-        if same.device == "cpu":
-            result = _rows_on_cpu(same, operand, sums=sums)
-            if key is not None and same is h and operand is array:
+        if h.device == "cpu":
+            if same is not h or operand is not x:  # remembered in one type
+                return restore(multiply_rows(same, operand, sums=sums))
+            result = _rows_on_cpu(h, operand, sums=sums)
+            if key is not None:
                 hybrid_on_cpu.remember(h, key, array, result, rows=True)
             return restore(result)
         shape = (*operand.shape[:-1], h.shape[0])

@@ -16,6 +16,7 @@ from sparse24 import (
     _product,
     _promotion,
     _replay,
+    _storage,
 )
 from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_on_gpu, n_m_parts
@@ -51,6 +52,10 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
     with _foreign_streams.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
         x, its, own = fitted(array, given, left=left)
+        if on_cpu and its is not array._dtype and _holds(array, its):
+            x = _storage.converted(x, its, array._dtype)
+        if on_cpu and x is not given:
+            return restore(product(array, x, left=left, result=result))
         name, prepared = result or own, None
         key = key if x is given else None
         if not on_cpu:
@@ -115,12 +120,17 @@ def fitted(array: Any, other, *, left: bool):
     return other, its, common.result
 
 
+def _holds(array: Any, its) -> bool:
+    """Whether a dense operand of this type meets the array in the array's own type."""
+    return all(dtype is array._dtype for dtype in _promotion.promote(array._dtype, its))
+
+
 def why_dense(array: Any, other, *, left: bool) -> str | None:
     """Why the dense matrix is multiplied, and not the stored elements, on the CPU; else None."""
     known = array.device == "cpu" and array.ndim == 2 and not (left and other.ndim > 2)
     columns, its = _columns(other, left), _arrays.logical_dtype(other, argument="b")
     if array.axis != (-1 if left else -2):
-        if known and its is array._dtype and n_m_on_cpu.adds_rows(columns, array):
+        if known and _holds(array, its) and n_m_on_cpu.adds_rows(columns, array):
             return None
         return "the groups do not run along the contracted axis, so the product is dense"
     n, m = array.pattern
@@ -128,7 +138,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
         way_out = "; .windows() makes an exact 2:4 product over a longer k"
         has_windows = m % 2 == 0 and n <= m - 2
         return f"{n}:{m} does not embed into 2:4, so the product is dense" + has_windows * way_out
-    if its is not array._dtype:
+    if not _holds(array, its):
         common, same = _promotion.promote(array._dtype, its)
         return (
             f"operands of {array._dtype.name} and {its.name} meet in the dense matrix; convert "

@@ -42,6 +42,15 @@ def test_many_elements_of_narrow_types_are_looked_up(source, target):
     assert not np.shares_memory(got, x)
 
 
+@pytest.mark.parametrize("target", ["bfloat16", "float32", "float64"])
+def test_what_numpy_converts_sooner_is_not_looked_up(monkeypatch, target):
+    monkeypatch.setattr(_storage, "_table", lambda *_: pytest.fail("looked up"))
+    x = np.arange(-128, 128, dtype=np.int8).repeat(4).reshape(32, 32)
+    got = _storage.converted(x, _dtypes.TABLE["int8"], _dtypes.TABLE[target])
+    assert got.dtype == _dtypes.numpy_dtype(target)
+    np.testing.assert_array_equal(got.astype(np.float64), x)
+
+
 def halves(row) -> tuple[np.ndarray, np.ndarray]:
     """float64 numbers beside the middle of two neighbours of a narrow type, and the nearer one."""
     bits = np.arange(1 << 8 * row.itemsize - 1, dtype=row.storage)

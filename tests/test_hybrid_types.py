@@ -10,6 +10,7 @@ import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._errors import DTypeError
 from sparse24._to_hybrid import hybrid
+from sparse24.formats import hybrid_products
 from sparse24.formats import hybrid_tiles as ht
 
 pytestmark = pytest.mark.stem("hybrid_tiles")
@@ -51,6 +52,29 @@ def test_operands_meet_in_the_wider_type(rng, dtype, narrower):
         assert small.nbytes == held  # the wide matrix is built once
     with pytest.raises(DTypeError, match=r"b\.dtype must be one of .* got dtype\('uint8'\)"):
         h @ x.astype(np.uint8)
+
+
+@pytest.mark.parametrize("given", ["float64", "float16", "int64", "memmap"])
+def test_on_the_cpu_a_product_is_remembered_where_operands_are_converted(
+    monkeypatch, rng, given, tmp_path
+):
+    h = hybrid(rng.integers(-2, 3, (40, 30)).astype(np.float32))
+    x = rng.integers(-2, 3, (3, 30)).astype(np.float32 if given == "memmap" else given)
+    if given == "memmap":
+        np.save(tmp_path / "x.npy", x)
+        x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    out = np.empty((40, 3), np.result_type(x, np.float32))
+    calls = (
+        lambda: h @ x[0], lambda: h @ x.T, lambda: x @ h.T, lambda: h.matmul(x.T, out=out).copy(),
+        lambda: s24.matmul(h, x[0], alpha=2.0),
+    )  # fmt: skip
+    first = [call() for call in calls]
+    monkeypatch.setattr(hybrid_products, "_product", lambda *_, **__: pytest.fail("planned anew"))
+    for call, product in zip(calls, first):
+        again = call()
+        assert again.dtype == out.dtype
+        np.testing.assert_array_equal(again, product)
+    np.testing.assert_array_equal(first[1], h.toarray() @ x.T)
 
 
 def test_numpys_whole_numbers_are_whole_numbers():

@@ -10,7 +10,7 @@ from n_m_cases import sample
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _storage
-from sparse24.formats import n_m_parts
+from sparse24.formats import n_m_parts, n_m_products
 from sparse24.formats.n_m import NMArray
 
 pytestmark = pytest.mark.stem("n_m", "compress", "decompress")
@@ -50,6 +50,28 @@ def test_operands_of_two_types_are_converted_from_their_own(monkeypatch, rng, na
     np.testing.assert_array_equal(got, pair[0] @ pair[1] if left else pair[1] @ pair[0])
     assert {x.dtype for x in (a.toarray(), x)} <= {carried for carried, _ in seen}
     assert all(carried == own for carried, own in seen)
+
+
+@pytest.mark.parametrize(("own", "given"), [("float32", "float16"), ("bfloat16", "int8")])
+def test_an_operand_that_the_type_of_the_matrix_holds_is_converted_alone(
+    monkeypatch, rng, own, given
+):
+    ran, dense = [], n_m_products._dense
+    monkeypatch.setattr(n_m_products, "_dense", lambda *of: ran.append(of) or dense(*of))
+    a = NMArray.from_dense(sample(rng, (40, 40), own, (5, 8)), pattern=(5, 8))
+    narrow = rng.integers(-3, 4, (2, 40, 40)).astype(given)
+    wide = narrow.astype(a.dtype)
+    for pair in (
+        lambda x: (x[0], a), lambda x: (x[0, :3], a.T), lambda x: (x, a.T), lambda x: (a, x[0, 0]),
+        lambda x: (a, x[0]), lambda x: (a.T, x[0]),
+    ):  # fmt: skip
+        ran.clear()
+        want, as_dense = s24.matmul(*pair(wide)), len(ran)
+        got = s24.matmul(*pair(narrow))
+        assert len(ran) == 2 * as_dense
+        assert s24.explain(*pair(narrow)) == s24.explain(*pair(wide))
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
 
 
 def test_kernels_get_one_batch_axis(monkeypatch, rng):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -47,6 +50,19 @@ def test_a_wrong_product_is_caught():
     testing.assert_accurate(right, exact, rival=right)
     with pytest.raises(AssertionError, match=r"relative error 1.00e-02 exceeds 2.0 times"):
         testing.assert_accurate(right * np.float32(1.01), exact, rival=right)
+
+
+def test_a_wrong_product_is_caught_without_assert_statements():
+    script = """
+import numpy as np
+from sparse24 import testing
+try:
+    testing.assert_accurate(np.full(2, 3.0), np.ones(2), rival=np.ones(2))
+except AssertionError:
+    print("caught")
+"""
+    told = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True)
+    assert told.stdout == "caught\n", told.stderr
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
