@@ -143,58 +143,95 @@ constexpr float kLeast = 7.888609e-31f;  // 2^-100
 constexpr int kPieceColumns = 8, kApart = 32 * kPieceColumns;  // of a thread; from one piece of it to the next
 constexpr int kRowThreads = 32 * WARPS, kRowColumns = WARPS * PIECES * kApart;
 constexpr int kRows = WARPS < 4 ? 4 / WARPS : 1, kThreads = kRows * kRowThreads;
+using Pieces = unsigned[PIECES][kPieceColumns / 2];
+
+// The row of a thread, and from which columns on it holds pieces, modulo kRowColumns.  Columns are unsigned, as the next
+// ones of the longest rows lie beyond 2^31.
+struct RowPart {
+    int local, row;  // in the block; in the matrix
+    unsigned start;
+
+    RowPart()
+        : local(threadIdx.x / kRowThreads), row(blockIdx.x * kRows + local),
+          start(threadIdx.x % kRowThreads / 32 * (PIECES * kApart) + (threadIdx.x & 31) * kPieceColumns) {}
+
+    // Pieces from `column` on, activated.
+    void load(const char* x, long long x_row, const char* gate, long long gate_row, int m, unsigned k,
+              unsigned column, Pieces& y) const {
+        load_activated(x, gate, y, [&](int p) {
+            const unsigned from = column + kApart * p;
+            const int valid = row < m && from < k ? min(k - from, (unsigned)kPieceColumns) : 0;
+            return Stretch{row * x_row + from * 2ll, row * gate_row + from * 2ll, valid};
+        });
+    }
+};
+
+// The larger ones of `most` and the magnitudes of pieces, of which the maximum leaves NaN out.
+Pair largest_of(const Pieces& y, Pair most) {
+    for (int p = 0; p < PIECES; p++)
+        for (int i = 0; i < kPieceColumns / 2; i++)
+            most = __hmax2(most, ACTIVATION == kSilu ? __habs2(pair_of(y[p][i])) : pair_of(y[p][i]));
+    return most;
+}
+
+// What elements of a row are multiplied by, and what their e4m3 are, from the bits of the largest magnitude.
+struct RowScale {
+    float factor, scale;
+
+    RowScale(unsigned largest) {
+        const float amax = S::load(element_of(largest, 0));
+        const bool tiny = amax < kLeast, infinite = largest == kInfinity;
+        // 448 / amax by way of amax / 64, which has a normal reciprocal even above 2^126.
+        factor = tiny ? 1.0f : infinite ? 0.0f : quotient(7.0f, amax * 0.015625f);
+        scale = tiny ? 1.0f : infinite ? amax : quotient(amax, 448.0f);
+    }
+};
+
+// Stores pieces from `column` on: of the row at `values`, and their codes at `codes_at`, that of the first piece.
+void store_pieces(const Pieces& y, float factor, unsigned column, unsigned end, char* values, long long pitch,
+                  unsigned char* codes_at, int m_atoms, bool in_atoms, bool in_matrix) {
+#pragma unroll
+    for (int p = 0; p < PIECES; p += 2) {
+        unsigned first[2], second[2], codes = 0;
+        for (int c = 0; c < 2; c++) choose(y[p], y[p + 1], c, first[c], second[c], codes);
+        for (int h = 0; h < 2; h++) {
+            const unsigned at = column + kApart * (p + h);
+            if (in_atoms && at < end)
+                codes_at[(p + h) * (kApart / 128 * 1024ll) * m_atoms] = (unsigned char)(codes >> (16 * h + 8));
+            if (in_matrix && at / 2 < pitch)
+                *(unsigned*)(values + at / 2) = quantised(first[0], second[0], h, factor)
+                                              | quantised(first[1], second[1], h, factor) << 16;
+        }
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(kThreads) activate_quantise(
     const char* x, long long x_row, const char* gate, long long gate_row, char* values, long long pitch,
     unsigned char* packed, float* scales, long long m_, long long k_) {
     __shared__ unsigned largest[kRows];
-    const int m = (int)m_, k = (int)k_, m_atoms = (m + 63) / 64, end = (k + 127) / 128 * 128;
-    const int local = threadIdx.x / kRowThreads, row = blockIdx.x * kRows + local;
-    const int start = threadIdx.x % kRowThreads / 32 * (PIECES * kApart) + (threadIdx.x & 31) * kPieceColumns;
-    unsigned y[PIECES][kPieceColumns / 2];
-    const auto load = [&](int column) {
-        load_activated(x, gate, y, [&](int p) {
-            const long long from = column + kApart * p;
-            return Stretch{row * x_row + from * 2, row * gate_row + from * 2,
-                           row < m ? min(max(k - (int)from, 0), kPieceColumns) : 0};
-        });
-    };
+    const int m = (int)m_, m_atoms = (m + 63) / 64;
+    const unsigned k = (unsigned)k_, end = (k + 127) / 128 * 128;
+    const RowPart part;
+    Pieces y;
 
     if (threadIdx.x < kRows) largest[threadIdx.x] = 0;
     Pair most{};
-    for (int column = start; column < (LONG_ROWS ? end : kRowColumns); column += kRowColumns) {
-        load(column);
-        for (int p = 0; p < PIECES; p++)
-            for (int i = 0; i < kPieceColumns / 2; i++)  // the maximum leaves NaN out
-                most = __hmax2(most, ACTIVATION == kSilu ? __habs2(pair_of(y[p][i])) : pair_of(y[p][i]));
+    for (unsigned column = part.start; column < (LONG_ROWS ? end : kRowColumns); column += kRowColumns) {
+        part.load(x, x_row, gate, gate_row, m, k, column, y);
+        most = largest_of(y, most);
     }
     const unsigned both = bits_of(most), warp_most = __reduce_max_sync(~0u, max(both & 0xffffu, both >> 16));
     __syncthreads();
-    if ((threadIdx.x & 31) == 0) atomicMax(largest + local, warp_most);
+    if ((threadIdx.x & 31) == 0) atomicMax(largest + part.local, warp_most);
     __syncthreads();
-    const float amax = S::load(element_of(largest[local], 0));
-    const bool tiny = amax < kLeast, infinite = largest[local] == kInfinity;
-    // 448 / amax by way of amax / 64, which has a normal reciprocal even above 2^126.
-    const float factor = tiny ? 1.0f : infinite ? 0.0f : quotient(7.0f, amax * 0.015625f);
-    if (row < m && start == 0) scales[row] = tiny ? 1.0f : infinite ? amax : quotient(amax, 448.0f);
+    const RowScale by(largest[part.local]);
+    if (part.row < m && part.start == 0) scales[part.row] = by.scale;
 
-    for (int column = start; column < end; column += kRowColumns) {
-        if (LONG_ROWS) load(column);
-        const long long atom = (column / 128) * (long long)m_atoms + row / 64;
-        unsigned char* codes_at = packed + atom * 1024 + row % 64 * 16 + column % 128 / 8;
-        char* values_at = values + row * pitch + column / 2;
-#pragma unroll
-        for (int p = 0; p < PIECES; p += 2) {
-            unsigned first[2], second[2], codes = 0;
-            for (int c = 0; c < 2; c++) choose(y[p], y[p + 1], c, first[c], second[c], codes);
-            for (int h = 0; h < 2; h++) {
-                const int at = column + kApart * (p + h);
-                if (row < m_atoms * 64 && at < end)
-                    codes_at[(p + h) * (kApart / 128 * 1024ll) * m_atoms] = (unsigned char)(codes >> (16 * h + 8));
-                if (row < m && at / 2 < pitch)
-                    *(unsigned*)(values_at + kApart / 2 * (p + h)) = quantised(first[0], second[0], h, factor)
-                                                                   | quantised(first[1], second[1], h, factor) << 16;
-            }
-        }
+    for (unsigned column = part.start; column < end; column += kRowColumns) {
+        if (LONG_ROWS) part.load(x, x_row, gate, gate_row, m, k, column, y);
+        const long long atom = (column / 128) * (long long)m_atoms + part.row / 64;
+        store_pieces(y, by.factor, column, end, values + part.row * pitch, pitch,
+                     packed + atom * 1024 + part.row % 64 * 16 + column % 128 / 8,
+                     m_atoms, part.row < m_atoms * 64, part.row < m);
     }
 }

@@ -24,6 +24,7 @@
 // Macros: ELEMENT CODES ALIGNMENT NONZERO DERIVATIVE LOOKS DECAYED.
 // Reference: reference.like, reference.masked_gradient, numpy.where.  Launcher: kernels/like.py.
 #include "codes.cuh"
+#include "subnormals.cuh"
 #include "tile.cuh"
 
 constexpr Kind kind = Kind::ELEMENT;
@@ -60,21 +61,14 @@ template <int COUNT> void keep_nonzero(const unsigned (&old)[COUNT], unsigned (&
     }
 }
 
-// The root of a subnormal number is a normal one; with -ftz=true, CuPy's option, sqrtf would give zero.
-float root(float x) {
-    float y;
-    asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-double root(double x) { return sqrt(x); }
-
 // Multiplies elements of `stored` by twice the root of those of `old`.
 template <int COUNT> void times_derivative(const unsigned (&old)[COUNT], unsigned (&stored)[COUNT]) {
     using S = Scalar<kind>;
+    using Real = typename S::real;
     const typename S::type* value = (const typename S::type*)old;
     typename S::type* gradient = (typename S::type*)stored;
     for (int i = 0; i < COUNT * 4 / ITEM; i++)
-        gradient[i] = S::store(2 * root(typename S::real(S::load(value[i]))) * S::load(gradient[i]));
+        gradient[i] = S::store(multiply(2 * root(Real(S::load(value[i]))), Real(S::load(gradient[i]))));
 }
 
 // Gathered elements as they are stored, beside those that are there.
@@ -240,13 +234,11 @@ extern "C" __global__ void __launch_bounds__(256) like_columns(
 // x + decay * weight, element by element of a 4-byte word (8 bytes: of a pair of words).
 void decayed(const unsigned* x, const unsigned* weight, double decay, unsigned* out) {
     using S = Scalar<kind>;
+    using Real = typename S::real;
     constexpr int count = ITEM == 8 ? 1 : 4 / ITEM;
     const typename S::type *a = (const typename S::type*)x, *b = (const typename S::type*)weight;
-    for (int i = 0; i < count; i++) {
-        const typename S::real sum = typename S::real(S::load(a[i]))
-                                   + typename S::real(decay) * typename S::real(S::load(b[i]));
-        ((typename S::type*)out)[i] = S::store(sum);
-    }
+    for (int i = 0; i < count; i++)
+        ((typename S::type*)out)[i] = S::store(multiply_add(Real(decay), Real(S::load(b[i])), Real(S::load(a[i]))));
 }
 
 extern "C" __global__ void __launch_bounds__(128) masked_gradient(

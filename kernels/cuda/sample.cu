@@ -21,6 +21,7 @@
 // transposed in shared memory.  bfloat16 moves 3.125 bytes for each element, which takes
 // half the time: arithmetic takes the rest.
 // Reference: reference.sample.  Launcher: kernels/sample.py.  Method: docs, packing kernels.
+#include "subnormals.cuh"
 #include "tile.cuh"
 
 constexpr Kind kind = Kind::ELEMENT;
@@ -116,19 +117,8 @@ Word word_of(const float (&x)[T::lanes]) {
     }
 }
 
-// Sums, products and comparisons that keep subnormal numbers.  The operators of C++ would flush them, because CuPy
-// compiles with -ftz=true.  Each operation is rounded on its own (no fused ones), as in the reference.
-float sum(float a, float b) {
-    float c;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
-float product(float a, float b) {
-    float c;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
-float sum_of(const float (&x)[4]) { return sum(sum(x[0], x[2]), sum(x[1], x[3])); }
+// Each operation is rounded on its own (no fused ones), as in the reference.
+float sum_of(const float (&x)[4]) { return add(add(x[0], x[2]), add(x[1], x[3])); }
 
 // A flag, which is the top bit, that says whether a < b: neither is negative, or all bits of `a` are set.
 unsigned below(float a, float b) { return __float_as_uint(a) - __float_as_uint(b); }
@@ -146,9 +136,9 @@ struct Drawn {
 
     Drawn(const float (&size)[4], unsigned capped, float half, float u) {
         magnitude = (int)capped < 0 ? sum_of(size) : half;
-        const float two = sum(size[0], size[1]), end[3] = {size[0], two, sum(two, size[2])};
-        const float point = product(u, magnitude);
-        const float other = (int)capped < 0 ? __uint_as_float(~0u) : sum(half, point);  // before all ends
+        const float two = add(size[0], size[1]), end[3] = {size[0], two, add(two, size[2])};
+        const float point = multiply(u, magnitude);
+        const float other = (int)capped < 0 ? __uint_as_float(~0u) : add(half, point);  // before all ends
         unsigned first[3], second[3];
         for (int i = 0; i < 3; i++) first[i] = below(point, end[i]), second[i] = below(other, end[i]);
         flags[0] = first[0] | (second[0] & ~capped);
@@ -166,7 +156,7 @@ void sample(Word (&group)[4], Word (&keep)[4], const float (&number)[T::lanes]) 
     for (int j = 0; j < T::lanes; j++) {
         const float x[4] = {lane_of(size[0], j), lane_of(size[1], j), lane_of(size[2], j), lane_of(size[3], j)};
         const float total = sum_of(x);
-        half[j] = product(0.5f, total);
+        half[j] = multiply(0.5f, total);
         infinite[j] = below(__int_as_float(0x7f7fffff), total);  // or not a number
         for (int i = 0; i < 4; i++) flags[i][j] = below(half[j], x[i]);  // of at most one
         capped[j] = flags[0][j] | flags[1][j] | flags[2][j] | flags[3][j];

@@ -55,18 +55,7 @@ extern "C" __global__ void __launch_bounds__(128) tile_mask(
 }
 
 #if PACK  // of 16-bit elements
-
-using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;  // of a word
-Pair pair_of(unsigned word) { return reinterpret_cast<const Pair&>(word); }
-unsigned word_of(Pair pair) { return reinterpret_cast<const unsigned&>(pair); }
-
-// Both elements of a word as they are packed.  The square of a 16-bit element is exact in float32, or too small for
-// bfloat16, so one 16-bit multiplication rounds it as float32 arithmetic would.
-unsigned activated(unsigned word) {
-    if (!SQUARED) return word;
-    const Pair positive = __hmax2_nan(pair_of(word), Pair{});
-    return word_of(__hmul2(positive, positive));
-}
+#include "square.cuh"
 
 // An atom of packed metadata in shared memory: 16 bytes more after every 128 keep the bytes that
 // a warp writes at once in different banks.
@@ -81,118 +70,6 @@ struct Atom {
         return bytes + stride * block + 16 * (row & 7) + 4 * (column >> 5) + 2 * (row >> 3 & 1) + (column >> 3 & 1);
     }
     uint4 chunk(int i) const { return *(const uint4*)(bytes + stride * (i / 8) + 16 * (i % 8)); }
-};
-
-constexpr int kWarps = 8;  // of a block
-
-// What the warps of a block choose with, in shared memory: the tables of fixed_tile.cuh, and tiles that wait to be
-// searched, one of each lane at most.
-struct Tables {
-    uint4 select[kChoices + 1];
-    unsigned codes[kChoices + 1], pairs[96];
-    unsigned char legal[96];
-    alignas(8) unsigned short waiting[kWarps][32][16];
-
-    void fill() {
-        for (int i = threadIdx.x; i <= kChoices; i += blockDim.x) {
-            select[i] = *(const uint4*)kTileChoices.select[i];
-            codes[i] = kTileChoices.codes[i];
-            if (i < 96) legal[i] = kTileChoices.legal[i], pairs[i] = kTileChoices.pairs[i];
-        }
-    }
-};
-
-// A thread's elements, four tiles: left above, right above, left below, right below.
-struct Square {
-    int row, column;  // of its corner in the matrix
-    bool whole;       // all of it is inside
-    unsigned words[8][4];
-    unsigned choices;   // a byte for each tile
-    unsigned searched;  // a bit for each tile that was searched in float32, because integers could not
-
-    // Reads its rows of the matrix at `x`, and chooses the masks.  The tables are filled while the loads are in flight.
-    Square(const char* x, long long x_row, int top, int left, int m, int k, Tables& tables) {
-        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-        row = top + 32 * (warp >> 1) + 8 * (lane >> 3), column = left + 64 * (warp & 1) + 8 * (lane & 7);
-        whole = row + 8 <= m && column + 8 <= k;
-        load(x + row * x_row + column * 2ll, x_row, m - row, k - column);
-        tables.fill();
-        __syncthreads();
-
-        choices = searched = 0;
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-            const int r = t / 2 * 4, w = t % 2 * 2;
-            const unsigned tile[4][2] = {{words[r][w], words[r][w + 1]}, {words[r + 1][w], words[r + 1][w + 1]},
-                                         {words[r + 2][w], words[r + 2][w + 1]},
-                                         {words[r + 3][w], words[r + 3][w + 1]}};
-            bool sure;
-            const unsigned choice = choose_tile<kind>(tile, sure);
-            choices |= (row + r < m && column + 2 * w < k ? choice : kOutside) << 8 * t;
-            searched |= (unsigned)!sure << t;
-        }
-        if (__any_sync(~0u, searched)) {
-            const JointSearch<kind> search(tables.pairs, tables.legal);
-#pragma unroll
-            for (int t = 0; t < 4; t++) search_jointly(t, search, tables.waiting[warp]);
-        }
-    }
-
-    // The whole warp searches tile t of those lanes that are not sure of it, one after the other.
-    void search_jointly(int t, const JointSearch<kind>& search, unsigned short (&waiting)[32][16]) {
-        const bool mine = searched >> t & 1;
-        const unsigned lanes = __ballot_sync(~0u, mine);
-        const int place = __popc(lanes & (1u << (threadIdx.x & 31)) - 1);
-        if (mine) {
-            for (int r = 0; r < 4; r++) {
-                const unsigned* word = words[t / 2 * 4 + r] + t % 2 * 2;
-                *(uint2*)&waiting[place][4 * r] = make_uint2(word[0], word[1]);
-            }
-            choices &= ~(255u << 8 * t);
-        }
-        __syncwarp();
-        for (int i = 0; i < __popc(lanes); i++) {
-            const unsigned choice = search.choice(waiting[i]);
-            if (mine && i == place) choices |= choice << 8 * t;
-        }
-        __syncwarp();
-    }
-
-    // `rows` and `columns`, multiples of four, exist.
-    void load(const char* at, long long row_stride, int rows, int columns) {
-        uint4 eight[8] = {};
-        if (whole) {
-#pragma unroll
-            for (int r = 0; r < 8; r++) eight[r] = __ldg((const uint4*)(at + r * row_stride));
-        } else {
-            for (int r = 0; r < 8; r++) {
-                if (r >= rows || columns <= 0) continue;
-                const uint2 *source = (const uint2*)(at + r * row_stride), four = __ldg(source);
-                const uint2 next = columns < 8 ? uint2{} : __ldg(source + 1);
-                eight[r] = make_uint4(four.x, four.y, next.x, next.y);
-            }
-        }
-        for (int r = 0; r < 8; r++) {
-            words[r][0] = activated(eight[r].x), words[r][1] = activated(eight[r].y);
-            words[r][2] = activated(eight[r].z), words[r][3] = activated(eight[r].w);
-        }
-    }
-
-    // -0.0 becomes +0.0.  Adding zero does that in one instruction, but would change NaNs; a tile with a NaN is never
-    // searched by integers.
-    void drop_minus_zeros() {
-        if (searched) {
-            for (int i = 0; i < 32; i++) {
-                unsigned& word = words[i / 4][i % 4];
-                word &= fill<2>(nonzero<kind>(word & 0x7fff7fffu));
-            }
-        } else {
-            for (int i = 0; i < 32; i++) {
-                unsigned& word = words[i / 4][i % 4];
-                word = word_of(__hadd2(pair_of(word), Pair{}));
-            }
-        }
-    }
 };
 
 // Writes the first `count` of eight rows of eight bytes.
@@ -258,6 +135,50 @@ extern "C" __global__ void MASK_BOUNDS square_mask(
 
 #endif
 
+// A thread's tiles as they are stored: pairs of its rows and of its columns, and the codes of both, a nibble for each
+// row (the lower ones) or column of a tile.
+struct PackedSquare {
+    unsigned rows[8][2], columns[8][2], codes[4];
+
+    PackedSquare(const Square& square, const Tables& tables) {
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            const int down = t / 2, across = t % 2;
+            const unsigned choice = square.choices >> 8 * t & 255;
+            const uint4 four = tables.select[choice];
+            const unsigned select[4] = {four.x, four.y, four.z, four.w};
+            codes[t] = tables.codes[choice];
+            const unsigned (*tile)[4] = square.words + 4 * down;
+            for (int r = 0; r < 4; r++)
+                rows[4 * down + r][across] = permute(tile[r][2 * across], tile[r][2 * across + 1], select[r]);
+            for (int c = 0; c < 4; c++) {
+                const unsigned half = c % 2 ? 0x7632 : 0x5410, w = 2 * across + c / 2;
+                columns[4 * across + c][down] = permute(permute(tile[0][w], tile[1][w], half),
+                                                        permute(tile[2][w], tile[3][w], half), select[c] >> 16);
+            }
+        }
+    }
+    // Writes the codes of eight rows and of eight columns, 16 bytes from one to the next.
+    void store_codes(unsigned char* row_codes, unsigned char* column_codes) const {
+        constexpr unsigned low = 0x0f0f0f0fu;
+        for (int half = 0; half < 2; half++) {
+            const unsigned of_rows = (codes[2 * half] & low) | (codes[2 * half + 1] << 4 & ~low);
+            const unsigned of_columns = (codes[half] >> 4 & low) | (codes[2 + half] & ~low);
+            for (int i = 0; i < 4; i++) {
+                row_codes[16 * (4 * half + i)] = (unsigned char)(of_rows >> 8 * i);
+                column_codes[16 * (4 * half + i)] = (unsigned char)(of_columns >> 8 * i);
+            }
+        }
+    }
+};
+
+// Writes a block's two atoms, one below the other, to column `across` of those of a matrix with `rows` rows.
+void store_atoms(const Atom (&atoms)[2], uint4* packed, long long across, int top, int rows) {
+    const int atom = threadIdx.x / 64 % 2, chunk = threadIdx.x % 64;
+    const long long down = (rows + 63) / 64, at = top / 64 + atom;
+    if (at < down) packed[(across * down + at) * 64 + chunk] = atoms[atom].chunk(chunk);
+}
+
 extern "C" __global__ void PACK_BOUNDS tile_pack(
     const char* x, long long x_batch, long long x_row, char* values, long long pitch, uint4* packed,
     char* t_values, long long t_pitch, uint4* t_packed, long long m_, long long k_) {
@@ -268,55 +189,19 @@ extern "C" __global__ void PACK_BOUNDS tile_pack(
     Square square(x + block.batch * x_batch, x_row, block.top, block.left, m, k, tables);
     if (!SQUARED) square.drop_minus_zeros();  // a square has no sign
 
-    unsigned out[8][2], t_out[8][2], codes[4];
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        const int down = t / 2, across = t % 2;
-        const unsigned choice = square.choices >> 8 * t & 255;
-        const uint4 four = tables.select[choice];
-        const unsigned select[4] = {four.x, four.y, four.z, four.w};
-        codes[t] = tables.codes[choice];
-        const unsigned (*tile)[4] = square.words + 4 * down;
-        for (int r = 0; r < 4; r++)
-            out[4 * down + r][across] = permute(tile[r][2 * across], tile[r][2 * across + 1], select[r]);
-        for (int c = 0; c < 4; c++) {
-            const unsigned half = c % 2 ? 0x7632 : 0x5410, w = 2 * across + c / 2;
-            t_out[4 * across + c][down] = permute(permute(tile[0][w], tile[1][w], half),
-                                                  permute(tile[2][w], tile[3][w], half), select[c] >> 16);
-        }
-    }
+    const PackedSquare packed_square(square, tables);
     char* at = values + (block.batch * m + square.row) * pitch + square.column;
     char* t_at = t_values + (block.batch * k + square.column) * t_pitch + square.row;
     const int rows = square.whole ? 8 : square.column < pitch ? m - square.row : 0;
     const int columns = square.whole ? 8 : square.row < t_pitch ? k - square.column : 0;
-    store_rows(at, pitch, rows, out);
-    store_rows(t_at, t_pitch, columns, t_out);
+    store_rows(at, pitch, rows, packed_square.rows);
+    store_rows(t_at, t_pitch, columns, packed_square.columns);
 
-    constexpr unsigned low = 0x0f0f0f0fu;
     const int row = square.row - block.top, column = square.column - block.left;
-    unsigned char* code_at = row_atoms[row / 64].at(row % 64, column);
-    unsigned char* t_code_at = column_atoms[column / 64].at(column % 64, row);
-    for (int half = 0; half < 2; half++) {
-        const unsigned rows = (codes[2 * half] & low) | (codes[2 * half + 1] << 4 & ~low);
-        const unsigned columns = (codes[half] >> 4 & low) | (codes[2 + half] & ~low);
-        for (int i = 0; i < 4; i++) {
-            code_at[16 * (4 * half + i)] = (unsigned char)(rows >> 8 * i);
-            t_code_at[16 * (4 * half + i)] = (unsigned char)(columns >> 8 * i);
-        }
-    }
+    packed_square.store_codes(row_atoms[row / 64].at(row % 64, column), column_atoms[column / 64].at(column % 64, row));
     __syncthreads();
-    const int atom = threadIdx.x / 64 % 2, chunk = threadIdx.x % 64;
-    if (threadIdx.x < 128) {
-        const long long m_atoms = (m + 63) / 64, m_atom = block.top / 64 + atom;
-        if (m_atom < m_atoms)
-            packed[((block.batch * block.across + block.left / 128) * m_atoms + m_atom) * 64 + chunk] =
-                row_atoms[atom].chunk(chunk);
-    } else {
-        const long long k_atoms = (k + 63) / 64, k_atom = block.left / 64 + atom;
-        if (k_atom < k_atoms)
-            t_packed[((block.batch * block.down + block.top / 128) * k_atoms + k_atom) * 64 + chunk] =
-                column_atoms[atom].chunk(chunk);
-    }
+    if (threadIdx.x < 128) store_atoms(row_atoms, packed, block.batch * block.across + block.left / 128, block.top, m);
+    else store_atoms(column_atoms, t_packed, block.batch * block.down + block.top / 128, block.left, k);
 }
 
 #endif

@@ -9,6 +9,7 @@
 // Sums of magnitudes are not negative, hence their bits compare as integers.
 #pragma once
 #include "lanes.cuh"
+#include "subnormals.cuh"
 
 // The pairs of a row in the order of their masks 0011, 0101, 0110, 1001, 1010, 1100.
 constexpr int kPairMask[6] = {3, 5, 6, 9, 10, 12};
@@ -39,12 +40,6 @@ struct ClassTable {
 };
 constexpr ClassTable kClasses;
 
-// Addition that keeps subnormal numbers, which -ftz=true, CuPy's option, would flush.
-inline float add(float a, float b) {
-    float out;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
-    return out;
-}
 inline int bits(float x) { return __float_as_int(x); }
 
 // The upper rows that fit a choice of the lower rows, 6 p3 + p2.
@@ -70,69 +65,103 @@ struct UpperRows {
     }
 };
 
-// The mask, bit 4 row + column, for magnitudes without NaN.  `scratch` is this thread's own: its first 36 words hold
-// the totals, the next 12 the pairs of rows 0 and 1.  They are in memory because they are indexed at run time.
-inline unsigned best_tile(const float (&x)[4][4], float* scratch, const UpperRows* upper) {
-    float pair[4][6];
+// Sums of the pairs of a row.
+inline void sum_pairs(const float (&row)[4], float (&pair)[6]) {
 #pragma unroll
-    for (int r = 0; r < 4; r++)
-#pragma unroll
-        for (int p = 0; p < 6; p++) pair[r][p] = add(x[r][kPairFirst[p]], x[r][kPairSecond[p]]);
+    for (int p = 0; p < 6; p++) pair[p] = add(row[kPairFirst[p]], row[kPairSecond[p]]);
+}
 
-    float top[36];  // of a class: the largest sum of rows 0 and 1
+// What a thread keeps in memory, as it is indexed at run time: the totals of all choices of the lower rows, 6 p3 + p2,
+// and the pairs of rows 0 and 1.  A barrier before these are read keeps them out of registers.
+struct TileScratch {
+    float* words;
+
+    // Twelve words from 12 `twelfth` on: three 16-byte accesses.
+    void store(int twelfth, const float (&x)[12]) const {
+#pragma unroll
+        for (int i = 0; i < 12; i += 4)
+            ((float4*)words)[3 * twelfth + i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+    }
+    float total(int p2, int p3) const { return words[6 * p3 + p2]; }
+    const float* upper_pairs() const { return words + 36; }
+    void load_upper_pairs(float (&pair)[12]) const {
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            const float4 four = ((const float4*)words)[9 + i];
+            pair[4 * i] = four.x, pair[4 * i + 1] = four.y, pair[4 * i + 2] = four.z, pair[4 * i + 3] = four.w;
+        }
+    }
+};
+
+// Of each class, at its smallest member, the largest sum of rows 0 and 1.
+inline void best_of_classes(const float (&row0)[6], const float (&row1)[6], float (&top)[36]) {
 #pragma unroll
     for (int i = 0; i < 36; i++) {
-        const float sum = add(pair[0][i % 6], pair[1][i / 6]);
+        const float sum = add(row0[i % 6], row1[i / 6]);
         const int home = kClasses.own[i];
         top[home] = home == i ? sum : __int_as_float(max(bits(top[home]), bits(sum)));
     }
-    float4* quads = reinterpret_cast<float4*>(scratch);
-    // The pairs of the upper rows wait in memory; the barrier below keeps them out of registers.
-    const float* upper_pairs = scratch + 36;
+}
+
+// The largest total of all masks, as bits, and in `best` that of those with pair p3 in row 3.
+inline int largest_total(const float (&top)[36], const float (&row2)[6], const float (&row3)[6],
+                         const TileScratch& scratch, int (&best)[6]) {
+    int most = 0;
 #pragma unroll
-    for (int i = 0; i < 12; i += 4)
-        quads[9 + i / 4] = make_float4(pair[i / 6][i % 6], pair[(i + 1) / 6][(i + 1) % 6],
-                                       pair[(i + 2) / 6][(i + 2) % 6], pair[(i + 3) / 6][(i + 3) % 6]);
-    int best[6], most = 0;  // of all masks with pair p3 in row 3; of all
-#pragma unroll
-    for (int third = 0; third < 3; third++) {  // twelve totals at a time: three 16-byte stores
+    for (int third = 0; third < 3; third++) {
         float total[12];
 #pragma unroll
         for (int i = 0; i < 12; i++) {
             const int p3 = 2 * third + i / 6, p2 = i % 6;
-            total[i] = add(top[kClasses.partner[6 * p3 + p2]], add(pair[2][p2], pair[3][p3]));
+            total[i] = add(top[kClasses.partner[6 * p3 + p2]], add(row2[p2], row3[p3]));
             best[p3] = p2 ? max(best[p3], bits(total[i])) : bits(total[i]);
         }
         most = max(most, max(best[2 * third], best[2 * third + 1]));
-#pragma unroll
-        for (int i = 0; i < 12; i += 4)
-            quads[3 * third + i / 4] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
+        scratch.store(third, total);
     }
-    // The smallest mask of the largest total: row 3 first, then 2, then 1 and 0.
-    int p3 = 5, p2 = 5, upper_six = 0;
+    return most;
+}
+
+// The smallest mask of rows 0 and 1 that gives the total `most` with lower rows of sum `lower`.
+inline unsigned smallest_upper(const TileScratch& scratch, const UpperRows& fitting, float lower, int most) {
+    const float* pair = scratch.upper_pairs();
+    const float smaller = add(pair[fitting.p0], pair[6 + fitting.p1]);
+    float again[12];
+    scratch.load_upper_pairs(again);
+    unsigned of_six = 0;
+#pragma unroll
+    for (int q = 5; q >= 0; q--)  // six fit where each column is used once: complements
+        if (bits(add(add(again[5 - q], again[6 + q]), lower)) == most) of_six = kPairMask[5 - q] | kPairMask[q] << 4;
+    const unsigned of_few = bits(add(smaller, lower)) == most ? fitting.small : fitting.large;
+    return fitting.many ? of_six : of_few;
+}
+
+// The mask, bit 4 row + column, for magnitudes without NaN: of the largest total, the smallest, row 3 first, then 2,
+// then 1 and 0.  `memory` is this thread's own.
+inline unsigned best_tile(const float (&x)[4][4], float* memory, const UpperRows* upper) {
+    const TileScratch scratch{memory};
+    float pair[4][6], top[36];
+#pragma unroll
+    for (int r = 0; r < 4; r++) sum_pairs(x[r], pair[r]);
+    best_of_classes(pair[0], pair[1], top);
+    const float upper_pairs[12] = {pair[0][0], pair[0][1], pair[0][2], pair[0][3], pair[0][4], pair[0][5],
+                                   pair[1][0], pair[1][1], pair[1][2], pair[1][3], pair[1][4], pair[1][5]};
+    scratch.store(3, upper_pairs);
+    int best[6];
+    const int most = largest_total(top, pair[2], pair[3], scratch, best);
+
+    int p3 = 5, p2 = 5;
     float row3 = pair[3][5], row2 = pair[2][5];
 #pragma unroll
     for (int p = 4; p >= 0; p--)
         if (best[p] == most) p3 = p, row3 = pair[3][p];
 #pragma unroll
     for (int p = 4; p >= 0; p--)
-        if (bits(scratch[6 * p3 + p]) == most) p2 = p, row2 = pair[2][p];
-    const UpperRows choice = upper[6 * p3 + p2];
+        if (bits(scratch.total(p, p3)) == most) p2 = p, row2 = pair[2][p];
+    const UpperRows fitting = upper[6 * p3 + p2];
     const float lower = add(row2, row3);
     asm volatile("" ::: "memory");
-    const float smaller = add(upper_pairs[choice.p0], upper_pairs[6 + choice.p1]);
-    float again[12];
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        const float4 quad = quads[9 + i];
-        again[4 * i] = quad.x, again[4 * i + 1] = quad.y, again[4 * i + 2] = quad.z, again[4 * i + 3] = quad.w;
-    }
-#pragma unroll
-    for (int q = 5; q >= 0; q--)  // six fit where each column is used once: complements
-        if (bits(add(add(again[5 - q], again[6 + q]), lower)) == most)
-            upper_six = kPairMask[5 - q] | kPairMask[q] << 4;
-    const int upper_few = bits(add(smaller, lower)) == most ? choice.small : choice.large;
-    return (choice.many ? upper_six : upper_few) | choice.mask << 8;
+    return smallest_upper(scratch, fitting, lower, most) | fitting.mask << 8;
 }
 
 // A magnitude that stands for NaN: sixteen of them do not overflow.

@@ -77,39 +77,53 @@ inline unsigned ranked_integer(float x, float scale, int rank) {
     return ((unsigned)bits(__fmaf_rn(x, scale, 8388608.0f)) << 8) + rank;
 }
 
+// The magnitudes of a tile, four rows of two words, and the range they lie in.
+template <Kind kind> struct Sizes {
+    static constexpr bool brain = kind == Kind::bfloat16;
+    static constexpr unsigned fraction = brain ? 7 : 10, infinity = brain ? 0x7f80 : 0x7c00;
+    unsigned of[4][2], largest = 0, smallest = ~0u;
+
+    Sizes(const unsigned (&word)[4][2]) {
+        for (int r = 0; r < 4; r++)
+            for (int h = 0; h < 2; h++) {
+                of[r][h] = word[r][h] & 0x7fff7fffu;
+                largest = __vmaxu2(largest, of[r][h]), smallest = __vminu2(smallest, of[r][h]);
+            }
+        largest = max(largest & 0xffffu, largest >> 16), smallest = min(smallest & 0xffffu, smallest >> 16);
+    }
+    unsigned exponent() const { return largest & infinity; }
+
+    // Whether all are finite multiples of the unit, which is 2^-20 of the power of two in the largest one: zeros, and
+    // what is at least `least`.
+    bool are_integers() const {
+        const unsigned least = max((int)exponent() - (int)((20 - fraction) << fraction), 0);
+        // A bfloat16 below 2^-107 would need a scale above the largest float.
+        const bool tiny = brain && largest - 1 < (20u << fraction) - 1;
+        bool sure = largest < infinity && !tiny;
+        if (smallest < least) {
+            const unsigned add_least = 0x80008000u - least * 0x10001u;
+            unsigned lost = 0;  // flags of magnitudes that are neither
+            for (int r = 0; r < 4; r++)
+                for (int h = 0; h < 2; h++) lost |= (of[r][h] + 0x7fff7fffu) & ~(of[r][h] + add_least);
+            sure = sure && !(lost & 0x80008000u);
+        }
+        return sure;
+    }
+    // What makes integers of them.
+    float scale() const { return __int_as_float((brain ? 0x89000000u : 0x51000000u) - (exponent() << (23 - fraction))); }
+};
+
 // The choice for a tile of four rows of two words; `sure` says whether it is the best.
 template <Kind kind> unsigned choose_tile(const unsigned (&word)[4][2], bool& sure) {
-    constexpr bool brain = kind == Kind::bfloat16;
-    constexpr unsigned fraction = brain ? 7 : 10, infinity = brain ? 0x7f80 : 0x7c00;
-    unsigned size[4][2], largest = 0, smallest = ~0u;
-    for (int r = 0; r < 4; r++)
-        for (int h = 0; h < 2; h++) {
-            size[r][h] = word[r][h] & 0x7fff7fffu;
-            largest = __vmaxu2(largest, size[r][h]), smallest = __vminu2(smallest, size[r][h]);
-        }
-    largest = max(largest & 0xffffu, largest >> 16), smallest = min(smallest & 0xffffu, smallest >> 16);
+    const Sizes<kind> size(word);
+    sure = size.are_integers();
 
-    // A magnitude that is zero or at least `least` is a multiple of the unit, which is 2^-20 of the power of two in the
-    // largest one.  `lost` has flags where a magnitude is neither: not zero, and below `least`.
-    const unsigned exponent = largest & infinity;
-    const unsigned least = max((int)exponent - (int)((20 - fraction) << fraction), 0);
-    // A bfloat16 below 2^-107 would need a scale above the largest float.
-    const bool tiny = brain && largest - 1 < (20u << fraction) - 1;
-    sure = largest < infinity && !tiny;
-    if (smallest < least) {
-        const unsigned add_least = 0x80008000u - least * 0x10001u;
-        unsigned lost = 0;
-        for (int r = 0; r < 4; r++)
-            for (int h = 0; h < 2; h++) lost |= (size[r][h] + 0x7fff7fffu) & ~(size[r][h] + add_least);
-        sure = sure && !(lost & 0x80008000u);
-    }
-
-    const float scale = __int_as_float((brain ? 0x89000000u : 0x51000000u) - (exponent << (23 - fraction)));
+    const float scale = size.scale();
     unsigned fixed[4][4], pair[4][6];
     for (int r = 0; r < 4; r++) {
         for (int h = 0; h < 2; h++) {
             float low, high;
-            magnitudes<kind>(size[r][h], low, high);
+            magnitudes<kind>(size.of[r][h], low, high);
             fixed[r][2 * h] = ranked_integer(low, scale, kRowRank[r] * kColumnRank[2 * h]);
             fixed[r][2 * h + 1] = ranked_integer(high, scale, kRowRank[r] * kColumnRank[2 * h + 1]);
         }
