@@ -21,10 +21,12 @@ from sparse24.formats.two_four import Sparse24Array
 # line on: T5 and BART, RWKV, timm and torchvision, ChatGLM, Llama's own checkpoints and InternLM,
 # BERT, T5 again, DistilBERT, fairseq, the heads of transformers for questions and for classes, XLM,
 # XLNet, and the position tables of SAM.  Routers named gate: Mixtral and Qwen, DeepSeek's own
-# checkpoints, LFM2, Nemotron, and with wg Hunyuan.
+# checkpoints, LFM2, Nemotron, and with wg Hunyuan.  Before a name that counts as a whole may stand
+# what torch's wrappers put there: DistributedDataParallel, torch.compile, FullyShardedDataParallel.
 DEFAULT_EXCLUDE = (
     r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
-    r"|(^|\.)(shared|emb|head|heads\.head|head\.fc|output_layer)\.weight$|^(output|fc)\.weight$"
+    r"|(^|\.)(shared|emb|head|heads\.head|head\.fc|output_layer)\.weight$"
+    r"|^((module|_orig_mod|_fsdp_wrapped_module)\.)*(output|fc)\.weight$"
     r"|predictions\.decoder|relative_attention_bias|vocab_projector|output_projection|qa_outputs"
     r"|(^|\.)score\.weight$|pred_layer\.proj|lm_loss|rel_pos_[hw]$"
     r"|router|(mlp|moe|ffn|feed_forward|mixer)\.gate(\.wg)?\.weight$|bias$"
