@@ -99,11 +99,20 @@ def _entry(entry: Any) -> Any:
 
 
 def _as_array(entry: Any) -> Any:
-    """An entry as an array of its library; refuses lists of several lengths."""
+    """An entry as an array of its library; refuses lists of several lengths, and JAX's tracers."""
     try:
         return entry if _arrays.is_cupy(entry) else np.asarray(entry)
-    except ValueError:
-        raise _no_key(entry) from None
+    except (TypeError, ValueError) as error:
+        traced = _arrays.is_jax(entry) and isinstance(error, TypeError)
+        raise (_not_known_yet() if traced else _no_key(entry)) from None
+
+
+def _not_known_yet() -> ArgumentError:
+    return ArgumentError(
+        "a part is taken by a slice, whole numbers or booleans, got a tracer of JAX, whose value "
+        "compiled code does not know yet; choose among parts with jax.lax.switch, or take them in "
+        "a loop of Python"
+    )
 
 
 def _no_key(entry: Any) -> ArgumentError:

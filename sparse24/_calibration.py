@@ -149,7 +149,10 @@ class Calibration:
     @property
     def hessian(self):
         if not self.count:
-            raise ArgumentError("calibration has seen no inputs; call update(inputs) first")
+            raise ArgumentError(
+                "calibration has seen no inputs; call update(inputs) first, or prune the weights "
+                "of an expert that no token reaches by magnitude"
+            )
         if not self.bias:
             return _arrays.read_only(self._moment)
         return self._moment - self._input_sum[:, None] * self._input_sum / self.count

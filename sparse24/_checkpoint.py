@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +21,20 @@ from sparse24.formats.two_four import Sparse24Array
 # line on: T5 and BART, RWKV, timm and torchvision, ChatGLM, Llama's own checkpoints and InternLM,
 # BERT, T5 again, DistilBERT, fairseq, the heads of transformers for questions and for classes, XLM,
 # XLNet, and the position tables of SAM.  Routers named gate: Mixtral and Qwen, DeepSeek's own
-# checkpoints, LFM2, Nemotron, and with wg Hunyuan.
+# checkpoints, LFM2, Nemotron, and with wg Hunyuan.  Before a name that counts as a whole may stand
+# what torch's wrappers put there: DistributedDataParallel, torch.compile, FullyShardedDataParallel.
 DEFAULT_EXCLUDE = (
     r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
-    r"|(^|\.)(shared|emb|head|heads\.head|head\.fc|output_layer)\.weight$|^(output|fc)\.weight$"
+    r"|(^|\.)(shared|emb|head|heads\.head|head\.fc|output_layer)\.weight$"
+    r"|^((module|_orig_mod|_fsdp_wrapped_module)\.)*(output|fc)\.weight$"
     r"|predictions\.decoder|relative_attention_bias|vocab_projector|output_projection|qa_outputs"
     r"|(^|\.)score\.weight$|pred_layer\.proj|lm_loss|rel_pos_[hw]$"
     r"|router|(mlp|moe|ffn|feed_forward|mixer)\.gate(\.wg)?\.weight$|bias$"
     r"|[._]scales?(_inv)?$|zero_points?$|time_(decay|first|faaaa)$|A_log$"
 )
+# The end of a weight's name, and what stands in its place for its mask and for a sure sign of one:
+# sparse layers of sparse24.torch, and torch.nn.utils.prune.
+_MASKS = ((r"(?<![^.])weight$", "mask", "masked"), (r"_orig$", "_mask", "_mask"))
 DEFAULT_MIN_SIZE = 32
 _BLOCK = 1 << 16  # elements: their copies in other types stay in cache
 NEED_INPUTS = ("wanda", "sparsegpt")
@@ -84,6 +89,20 @@ class Selection:
         if isinstance(file, _raw_files.NpyFile):
             rule = Selection(include="", exclude="", min_size=0, stacks=self.stacks)
         return [name for name, spec in file.specs.items() if rule.refuses(name, *spec) is None]
+
+
+def check_unmasked(names: Iterable[str], arrays: Container[str]) -> None:
+    """Refuse weights with a mask beside them: they hold the pruned elements as well."""
+    for name in names:
+        for pattern, mask, mark in _MASKS:
+            stem, found = re.subn(pattern, "", name)
+            if found and stem + mask in arrays and stem + mark in arrays:
+                raise ArgumentError(
+                    f"{name} has a mask beside it, {stem + mask!r}, which convert would not "
+                    "follow; save the model after sparse24.torch.desparsify(model), or "
+                    "torch.nn.utils.prune.remove(layer, 'weight'), or leave the matrix out with "
+                    "--exclude"
+                )
 
 
 def _search(argument: str, pattern: str, name: str) -> bool:

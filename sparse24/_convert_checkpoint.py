@@ -50,7 +50,8 @@ def convert(
     Raises
     ------
     ArgumentError
-        If nothing is eligible, or the target would replace the source or the calibration.
+        If nothing is eligible, a weight has a mask beside it, or the target would replace the
+        source or the calibration.
     FormatError
         If the source is damaged.
     """
@@ -59,6 +60,7 @@ def convert(
     outputs = _convert_targets.outputs_of(file, target)
     _convert_targets.check_kept(outputs, recipe.calibration)
     names = _eligible(file, selection)
+    _checkpoint.check_unmasked(names, file.specs)
     recipe.check(names)
     _convert_targets.check_arrays(
         file, outputs[0], () if dense else names, compressed=not recipe.fitting

@@ -36,3 +36,22 @@ def test_collected_inputs_calibrate(dtype, tmp_path, monkeypatch, capsys):
     wanted = s24.prune(model[0].weight, method="wanda", calibration=seen)
     got = s24.convert.to_torch(s24.load_safetensors("out.safetensors")["0.weight"].toarray())
     assert torch.equal(got, wanted)
+
+
+def test_experts_without_inputs_are_pruned_by_a_second_conversion(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0).standard_normal
+    weights = {f"experts.{i}.weight": draw((64, 96)).astype("f4") for i in range(2)}
+    s24.save_safetensors("model.safetensors", weights)
+    inputs = draw((50, 96)).astype("f4")
+    np.savez("inputs.npz", **{"experts.0.weight": inputs})
+    command = ("convert", "model.safetensors", "pruned.safetensors", "--method", "sparsegpt")
+    more = ("--calibration", "inputs.npz", "--dense")
+    assert "experts.1.weight: the calibration has no" in run(capsys, *command, *more, code=1)
+    run(capsys, *command, *more, "--exclude", r"experts\.1\.")
+    run(capsys, "convert", "pruned.safetensors", "out.safetensors")
+    got = s24.load_safetensors("out.safetensors")
+    first, second = weights.values()
+    calibrated = s24.prune(first, method="sparsegpt", calibration=inputs)
+    np.testing.assert_array_equal(got["experts.0.weight"].toarray(), calibrated)
+    np.testing.assert_array_equal(got["experts.1.weight"].toarray(), s24.prune(second))

@@ -153,6 +153,8 @@ def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
         "model.layers.2.feed_forward.gate.weight", "model.layers.0.mlp.gate.wg.weight",
         "pred_layer.proj.weight", "lm_loss.weight", "image_encoder.blocks.7.attn.rel_pos_h",
         "blocks.0.att.time_faaaa", "blocks.0.att.time_decay", "layers.0.mixer.A_log",
+        "_orig_mod.output.weight", "module.fc.weight", "module._orig_mod.fc.weight",
+        "_orig_mod._fsdp_wrapped_module.output.weight",
     ],
 )  # fmt: skip
 def test_what_is_beside_weights_is_not_pruned(name, rng):
@@ -165,6 +167,7 @@ def test_what_is_beside_weights_is_not_pruned(name, rng):
         "mlp.gate_proj.weight", "mlp.experts.3.gate.weight", "upscale.0.weight", "w1",
         "encoder.layer.0.output.dense.weight", "layers.0.attention.output.weight",
         "blocks.0.mlp.fc.weight", "mlp.shared_expert.up_proj.weight", "mixer.gate_proj.weight",
+        "_orig_mod.layers.0.output.weight", "blocks.0.module.fc.weight",
     ],
 )  # fmt: skip
 def test_weights_with_names_like_these_are_eligible(name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -269,3 +271,26 @@ def test_maps_outside_of_compiled_code_are_compiled_once(rng):
             assert compiled
             compiled.clear()
     assert not compiled
+
+
+def test_layers_that_a_scan_chooses(rng):
+    x = draw(rng, 5, 16)
+    packed = s24.random((3, 16, 16), rng=rng).astype("float32")
+    layers = [functools.partial(sj.matmul, b=A.T) for A in packed]
+
+    @jax.jit
+    def model(x):
+        body = lambda x, i: (jax.nn.relu(jax.lax.switch(i, layers, x)), None)  # noqa: E731
+        return jax.lax.scan(body, x, jnp.arange(len(layers)))[0]
+
+    want = np.asarray(x)
+    for A in packed:
+        want = np.maximum(want @ A.toarray().T, 0)
+    np.testing.assert_allclose(model(x), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("of", [lambda A: A, lambda A: A[0], lambda A: s24.hybrid(A[0].toarray())])
+def test_a_part_by_a_number_that_is_traced_is_refused(rng, of):
+    A = of(s24.random((3, 16, 16), rng=rng))
+    with pytest.raises(s24.ArgumentError, match=r"a tracer of JAX, .*jax\.lax\.switch"):
+        jax.jit(lambda i: A[i].sum())(1)

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sparse24 import schedule  # noqa: E402
+from sparse24 import is_24, schedule  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "how_to" / "training_recipes.rst"
@@ -49,6 +49,18 @@ def test_a_block_runs(number):
         assert all(layer.mask is not None for layer in st.sparse_layers(made).values())
     assert isinstance(names["recipe"], schedule.Recipe)
     assert torch.isfinite(made(torch.ones(8, 64))).all()
+
+
+def test_an_average_has_the_masks_of_its_model():
+    made = model()
+    (block,) = (textwrap.dedent(block) for block in BLOCKS if "AveragedModel(" in block)
+    names = {"torch": torch, "st": st, "schedule": schedule, "model": made}
+    names["optimizer"] = torch.optim.AdamW(made.parameters())
+    exec(EARLIER + block, names)
+    average = st.sparse_layers(names["average"].module)
+    for name, layer in st.sparse_layers(made).items():
+        assert torch.equal(average[name].mask, layer.mask)
+        assert is_24(average[name].to_dense().weight)
 
 
 def test_the_page_has_blocks_whose_names_match():

@@ -40,6 +40,9 @@ def sparsify(
 
     Notes
     -----
+    Layers whose class is derived from `torch.nn.Linear`, such as those that torch has
+    parametrized, stay as they are, because what else they do would be lost.
+
     Pass the whole model.  In a `torch.nn.TransformerEncoder` within it, `use_nested_tensor` is set
     to False: in evaluation the encoder would otherwise put padded sequences into nested tensors,
     which sparse layers refuse.  If you pass parts of an encoder, or put sparse layers in by hand,
