@@ -19,7 +19,9 @@ from sparse24.formats import convert
 from sparse24.formats.hybrid_tiles import TABLE_BYTES, grid_of
 from sparse24.kernels.csr import CsrRows
 
-MOST_SIDE = 1 << 31  # kernels on the GPU number rows and columns in 32 bits with a sign
+# Kernels on the GPU number rows and columns in 32 bits with a sign, those of a block beyond the last
+# row, too.
+MOST_SIDE = (1 << 31) - (1 << 8)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -150,3 +150,22 @@ def test_pruned_weights_decay(rng, name):
         on_gpu = place(gradient)
         got = like.masked_gradient(record, on_gpu, weight=place(weight), decay=2.0**-12, out=on_gpu)
         assert_same_bits(got, reference.masked_gradient(metadata, gradient, weight, 2.0**-12))
+
+
+@gpu
+@stem
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "float64"])
+def test_subnormal_gradients_stay(rng, name):
+    row, shape = _dtypes.TABLE[name], (70, 300)
+    metadata, record = old_matrix(rng, shape, row)
+    number = rng.integers(1, 9, shape).astype(f"u{row.itemsize}")  # of the smallest ones
+    gradient, double = number.view(row.logical), (2 * number).view(row.logical)
+    decayed = like.masked_gradient(
+        record, place(gradient), weight=place(np.zeros(shape, row.logical)), decay=0.5
+    )
+    assert_same_bits(decayed, gradient)
+    ones = reference.like(metadata, np.ones(shape, row.logical))
+    squares = record_of(ones, metadata, shape, row, packed=True)
+    for layout in ("rows", "columns"):
+        got = like.launch(squares, place(gradient, layout), derivative=True)
+        assert_same_bits(got.values, reference.like(metadata, double))

@@ -25,21 +25,18 @@
 enum { kRelu, kRelu2, kSilu };
 
 constexpr Kind kind = Kind::ELEMENT;
+#include "pair.cuh"
+
 using P = Piece<2>;
 using S = Scalar<kind>;
-
-using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;  // of a word
 
 S::type element_of(unsigned word, int half) {
     const unsigned short bits = (unsigned short)(word >> 16 * half);
     return reinterpret_cast<const S::type&>(bits);
 }
-Pair pair_of(unsigned word) { return reinterpret_cast<const Pair&>(word); }
-unsigned bits_of(Pair x) { return reinterpret_cast<const unsigned&>(x); }
 unsigned bits_of(S::type x) { return reinterpret_cast<const unsigned short&>(x); }
 
-// The activation of both elements of a word; every NaN in the result has the bits 0x7fff.  The square of a 16-bit
-// element is exact in float32, so one 16-bit multiplication rounds it as float32 arithmetic would.
+// The activation of both elements of a word; every NaN in the result has the bits 0x7fff.
 unsigned activated(unsigned x, unsigned gate) {
     if constexpr (ACTIVATION == kSilu) {
         unsigned out = 0;
@@ -49,8 +46,7 @@ unsigned activated(unsigned x, unsigned gate) {
         }
         return out;
     } else {
-        const Pair positive = __hmax2_nan(pair_of(x), Pair{});
-        return bits_of(ACTIVATION == kRelu2 ? __hmul2(positive, positive) : positive);
+        return word_of(ACTIVATION == kRelu2 ? squared_relu(pair_of(x)) : relu(pair_of(x)));
     }
 }
 
@@ -220,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) activate_quantise(
         part.load(x, x_row, gate, gate_row, m, k, column, y);
         most = largest_of(y, most);
     }
-    const unsigned both = bits_of(most), warp_most = __reduce_max_sync(~0u, max(both & 0xffffu, both >> 16));
+    const unsigned both = word_of(most), warp_most = __reduce_max_sync(~0u, max(both & 0xffffu, both >> 16));
     __syncthreads();
     if ((threadIdx.x & 31) == 0) atomicMax(largest + part.local, warp_most);
     __syncthreads();

@@ -6,18 +6,10 @@
 // Macros: SQUARED; expects `kind`.
 #pragma once
 #include "fixed_tile.cuh"
+#include "pair.cuh"
 
-using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;  // of a word
-Pair pair_of(unsigned word) { return reinterpret_cast<const Pair&>(word); }
-unsigned word_of(Pair pair) { return reinterpret_cast<const unsigned&>(pair); }
-
-// Both elements of a word as they are packed.  The square of a 16-bit element is exact in float32, or too small for
-// bfloat16, so one 16-bit multiplication rounds it as float32 arithmetic would.
-unsigned activated(unsigned word) {
-    if (!SQUARED) return word;
-    const Pair positive = __hmax2_nan(pair_of(word), Pair{});
-    return word_of(__hmul2(positive, positive));
-}
+// Both elements of a word as they are packed.
+unsigned activated(unsigned word) { return SQUARED ? word_of(squared_relu(pair_of(word))) : word; }
 
 constexpr int kWarps = 8;  // of a block
 
