@@ -25,7 +25,7 @@
 enum { kRelu, kRelu2, kSilu };
 
 constexpr Kind kind = Kind::ELEMENT;
-#include "pair.cuh"
+#include "word_pair.cuh"
 
 using P = Piece<2>;
 using S = Scalar<kind>;

@@ -6,7 +6,7 @@
 // Macros: SQUARED; expects `kind`.
 #pragma once
 #include "fixed_tile.cuh"
-#include "pair.cuh"
+#include "word_pair.cuh"
 
 // Both elements of a word as they are packed.
 unsigned activated(unsigned word) { return SQUARED ? word_of(squared_relu(pair_of(word))) : word; }
