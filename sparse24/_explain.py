@@ -214,7 +214,7 @@ def _as_multiplied(laid: _product.LaidOut):
 
 
 def _explain_cpu(a: Operand24, n: int, algorithm: str, kept: bool, way_out: str) -> Explanation:
-    """Explain a product with `n` columns on the CPU; both operands are converted to a's type."""
+    """Explain a product with `n` columns on the CPU, by the type in which `a` is multiplied."""
     from sparse24.kernels import cpu
 
     (m, k), name, stacked = a.shape[-2:], a.dtype.name, len(a.shape) > 2

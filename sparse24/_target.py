@@ -97,7 +97,7 @@ class Target:
 class Result(Target):
     """Where a product goes, and in which types it is computed."""
 
-    type_a: DType  # types to which the operands are converted
+    type_a: DType  # types to which the operands are converted before a kernel takes them
     type_b: DType
 
     @classmethod
@@ -110,13 +110,14 @@ class Result(Target):
                 f"one operand is on {here}, the other on {there}; move one with .to_device(...) or "
                 "cupy.asarray"
             )
-        type_a, type_b = promote(
-            a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
-        )
-        name = type_a.result if call.dtype is None else result_name(call.dtype)
+        own = a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
+        types = promote(*own)
+        name = types[0].result if call.dtype is None else result_name(call.dtype)
         on_gpu = _arrays.is_cupy(held)
-        refuse_integers(type_a.name, name, on_gpu=on_gpu)
-        return cls(shape, name, given(out), on_gpu, type_a, type_b)
+        refuse_integers(types[0].name, name, on_gpu=on_gpu)
+        if not on_gpu and len({dtype.accumulator for dtype in own}) == 1:
+            types = own  # kernels on the CPU convert both to the type of the sums as they read them
+        return cls(shape, name, given(out), on_gpu, *types)
 
 
 def restored(product: Any, restore: Callable[[Any], Any], call: Call) -> Any:

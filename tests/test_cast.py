@@ -51,6 +51,17 @@ def test_what_numpy_converts_sooner_is_not_looked_up(monkeypatch, target):
     np.testing.assert_array_equal(got.astype(np.float64), x)
 
 
+@pytest.mark.parametrize("source", ["float16", "float8_e4m3fn", "float8_e5m2"])
+def test_many_halves_and_8_bit_floats_are_widened_by_our_loops(monkeypatch, source):
+    row, wanted = _dtypes.TABLE[source], _dtypes.TABLE["float32"]
+    monkeypatch.setattr(reference, "to_dtype", lambda *_: pytest.fail("by NumPy"))
+    x = np.arange(1 << 14).astype(row.storage).reshape(128, 128).view(row.logical)
+    for given in (x, x.T, x[::2]):
+        got = _storage.converted(given, row, wanted)
+        assert got.dtype == np.float32
+        np.testing.assert_array_equal(got, given.astype(np.float32))
+
+
 def halves(row) -> tuple[np.ndarray, np.ndarray]:
     """float64 numbers beside the middle of two neighbours of a narrow type, and the nearer one."""
     bits = np.arange(1 << 8 * row.itemsize - 1, dtype=row.storage)
