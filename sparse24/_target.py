@@ -115,9 +115,17 @@ class Result(Target):
         name = types[0].result if call.dtype is None else result_name(call.dtype)
         on_gpu = _arrays.is_cupy(held)
         refuse_integers(types[0].name, name, on_gpu=on_gpu)
-        if not on_gpu and len({dtype.accumulator for dtype in own}) == 1:
-            types = own  # kernels on the CPU convert both to the type of the sums as they read them
+        if not on_gpu:
+            types = tuple(_as_read(dtype, types[0]) for dtype in own)
         return cls(shape, name, given(out), on_gpu, *types)
+
+
+def _as_read(own: DType, common: DType) -> DType:
+    """The type in which kernels on the CPU take an operand whose product is one of type `common`.
+
+    They convert elements to the type of the sums as they read them, from any that sums in it.
+    """
+    return own if own.accumulator == common.accumulator else _dtypes.lookup(common.accumulator)
 
 
 def restored(product: Any, restore: Callable[[Any], Any], call: Call) -> Any:
