@@ -52,7 +52,7 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
     with _foreign_streams.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
         x, its, own = fitted(array, given, left=left)
-        if on_cpu and its is not array._dtype and _holds(array, its):
+        if on_cpu and not _sum_alike(array, its) and _holds(array, its):
             x = _storage.converted(x, its, array._dtype)
         if on_cpu and x is not given:
             return restore(product(array, x, left=left, result=result))
@@ -89,7 +89,7 @@ def _is_plain(array: Any, other, its) -> bool:
 
 def _is_remembered(array: Any, other, its, *, left: bool) -> bool:
     """Whether a product on the CPU is one of `n_m_on_cpu`, and not that of the dense matrix."""
-    if array.ndim > 2 or (left and other.ndim > 2) or its is not array._dtype:
+    if array.ndim > 2 or (left and other.ndim > 2) or not _sum_alike(array, its):
         return False
     across = array.axis != (-1 if left else -2) and array._values.size and other.size
     return bool(across) or why_dense(array, other, left=left) is None
@@ -120,6 +120,11 @@ def fitted(array: Any, other, *, left: bool):
     return other, its, common.result
 
 
+def _sum_alike(array: Any, its) -> bool:
+    """Whether kernels on the CPU read a dense operand of this type beside the array as it is."""
+    return array._dtype.accumulator == its.accumulator
+
+
 def _holds(array: Any, its) -> bool:
     """Whether a dense operand of this type meets the array in the array's own type."""
     return all(dtype is array._dtype for dtype in _promotion.promote(array._dtype, its))
@@ -129,8 +134,9 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
     """Why the dense matrix is multiplied, and not the stored elements, on the CPU; else None."""
     known = array.device == "cpu" and array.ndim == 2 and not (left and other.ndim > 2)
     columns, its = _columns(other, left), _arrays.logical_dtype(other, argument="b")
+    meets = _sum_alike(array, its) or _holds(array, its)
     if array.axis != (-1 if left else -2):
-        if known and _holds(array, its) and n_m_on_cpu.adds_rows(columns, array):
+        if known and meets and n_m_on_cpu.adds_rows(columns, array):
             return None
         return "the groups do not run along the contracted axis, so the product is dense"
     n, m = array.pattern
@@ -138,7 +144,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
         way_out = "; .windows() makes an exact 2:4 product over a longer k"
         has_windows = m % 2 == 0 and n <= m - 2
         return f"{n}:{m} does not embed into 2:4, so the product is dense" + has_windows * way_out
-    if not _holds(array, its):
+    if not meets:
         common, same = _promotion.promote(array._dtype, its)
         return (
             f"operands of {array._dtype.name} and {its.name} meet in the dense matrix; convert "

@@ -121,8 +121,9 @@ def test_explain_names_a_way_to_the_stored_elements_that_works():
     assert s24.explain(a.astype("float64"), rows.astype(np.float64)).chosen == "cpu_n_m"
     half = s24.explain(a.astype("float16"), rows.astype(np.float16), dtype="float32")
     assert half.chosen == "cpu_n_m"
-    half = s24.explain(a.astype("float16"), rows)
-    assert "operands of float16 and float32 meet in the dense matrix" in half.reason
+    assert s24.explain(a.astype("float16"), rows).chosen == "cpu_n_m"
+    half = s24.explain(a.astype("float16"), rows.astype(np.float64))
+    assert "operands of float16 and float64 meet in the dense matrix" in half.reason
 
 
 def test_explain_of_other_patterns_refuses_what_matmul_refuses():
