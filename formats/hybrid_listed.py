@@ -19,8 +19,8 @@ from sparse24.formats import convert
 from sparse24.formats.hybrid_tiles import TABLE_BYTES, grid_of
 from sparse24.kernels.csr import CsrRows
 
-# Kernels on the GPU number rows and columns in 32 bits with a sign, those of a block beyond the last
-# row, too.
+# Kernels on the GPU number rows and columns in 32 bits with a sign, also those of a block that lie
+# beyond the last row.
 MOST_SIDE = (1 << 31) - (1 << 8)
 
 
