@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
@@ -102,17 +104,19 @@ def _as_array(entry: Any) -> Any:
     """An entry as an array of its library; refuses lists of several lengths, and JAX's tracers."""
     try:
         return entry if _arrays.is_cupy(entry) else np.asarray(entry)
-    except (TypeError, ValueError) as error:
-        traced = _arrays.is_jax(entry) and isinstance(error, TypeError)
-        raise (_not_known_yet() if traced else _no_key(entry)) from None
+    except (TypeError, ValueError) as error:  # which says what torch wants of a tensor on a GPU
+        _refuse_traced(entry if isinstance(entry, list) else (entry,))
+        raise _no_key(entry) from error
 
 
-def _not_known_yet() -> ArgumentError:
-    return ArgumentError(
-        "a part is taken by a slice, whole numbers or booleans, got a tracer of JAX, whose value "
-        "compiled code does not know yet; choose among parts with jax.lax.switch, or take them in "
-        "a loop of Python"
-    )
+def _refuse_traced(values: Iterable[Any]) -> None:
+    """Refuse arrays of JAX whose values compiled code does not know yet."""
+    if any(_arrays.is_jax(x) and isinstance(x, sys.modules["jax"].core.Tracer) for x in values):
+        raise ArgumentError(
+            "a part is taken by a slice, whole numbers or booleans, got a tracer of JAX, whose "
+            "value compiled code does not know yet; choose among parts with jax.lax.switch, or "
+            "take them in a loop of Python"
+        )
 
 
 def _no_key(entry: Any) -> ArgumentError:
@@ -138,6 +142,7 @@ def check_slice(key: slice) -> None:
     """Refuse one whose ends are no whole numbers, or that takes no step."""
     ends = (key.start, key.stop, key.step)
     if not all(end is None or _check.is_end(end) for end in ends) or key.step == 0:
+        _refuse_traced(ends)
         raise ArgumentError(f"a slice has whole numbers, and no step of 0, got {_check.shown(key)}")
 
 

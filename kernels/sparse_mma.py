@@ -67,7 +67,7 @@ def configs(problem: Problem) -> list[TileConfig]:
 
 
 def _splits(problem: Problem, config: TileConfig) -> bool:
-    """Whether tiles of the problem are shared by so many blocks, or whole."""
+    """Whether tiles are whole, or large and few enough for the blocks that would share them."""
     if config.split == 1:
         return True
     enough_k = problem.k >= config.split * 4 * config.k

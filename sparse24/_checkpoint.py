@@ -45,10 +45,10 @@ class Selection:
     """Which arrays of a file are pruned.
 
     A matrix is eligible if it has two axes, an element type of sparse24, both sides of at
-    least `min_size`, and a name that `include` matches and `exclude` does not.  With `stacks`
-    so is an array of three axes, the matrices (e, m, k) of e experts; kernels of convolutions
-    have three axes, too.  An npy file holds one array, which is meant: only axes and type count
-    there.
+    least `min_size`, and a name that `include` matches and `exclude` does not, unless it is a
+    mask of torch.nn.utils.prune.  With `stacks` so is an array of three axes, the matrices
+    (e, m, k) of e experts; kernels of convolutions have three axes, too.  An npy file holds one
+    array, which is meant: only axes and type count there.
     """
 
     include: str = ""
@@ -56,8 +56,13 @@ class Selection:
     min_size: int = DEFAULT_MIN_SIZE
     stacks: bool = False
 
-    def refuses(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
-        """Why an array stays as it is, or None if it is eligible."""
+    def refuses(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype, *, beside: Container[str] = ()
+    ) -> str | None:
+        """Why an array stays as it is, or None if it is eligible.
+
+        `beside` holds the names of all arrays of its file.
+        """
         if len(shape) != 2 and not (self.stacks and len(shape) == 3):
             wanted = "two or three" if self.stacks else "two"
             return f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}, not {wanted}"
@@ -69,6 +74,8 @@ class Selection:
             return "not included"
         if self.exclude and _search("exclude", self.exclude, name):
             return "excluded by name"
+        if name.endswith("_mask") and name.removesuffix("_mask") + "_orig" in beside:
+            return "the mask of another array"  # of torch.nn.utils.prune, in the weight's type
         return None
 
     def eligible(self, file: _raw_files.ArrayFile) -> list[str]:
@@ -88,7 +95,10 @@ class Selection:
         rule = self
         if isinstance(file, _raw_files.NpyFile):
             rule = Selection(include="", exclude="", min_size=0, stacks=self.stacks)
-        return [name for name, spec in file.specs.items() if rule.refuses(name, *spec) is None]
+        return [
+            name for name, spec in file.specs.items()
+            if rule.refuses(name, *spec, beside=file.specs) is None
+        ]  # fmt: skip
 
 
 def check_unmasked(names: Iterable[str], arrays: Container[str]) -> None:

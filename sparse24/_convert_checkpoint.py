@@ -170,7 +170,7 @@ def _why_none(file: _raw_files.ArrayFile, selection: Selection) -> str:
         return "the file is empty"
     shapes = {name: shape for name, (shape, _) in file.specs.items()}
     likely = max(shapes, key=lambda name: (len(shapes[name]) == 2, math.prod(shapes[name])))
-    why = selection.refuses(likely, *file.specs[likely])
+    why = selection.refuses(likely, *file.specs[likely], beside=file.specs)
     return f"for example {likely!r} of shape {shapes[likely]}: {why}"
 
 

@@ -103,7 +103,7 @@ def bound(
 ) -> Ready:  # fmt: skip
     """A `Ready` of what ``bind(b, out, stream)`` lays out for views of b and out.
 
-    Followed by the address of a vector where calls give one.  Calls may not write over
+    Where calls give a vector, its address follows those of b and out.  Calls may not write over
     `values`, the array of the stored elements, if they are given.
     """
     layout, refusals = MovedLayout(by_address(bind, b, out)), [_out_on_b(b, out)]

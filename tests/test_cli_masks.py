@@ -68,3 +68,17 @@ def test_names_that_are_no_masks_are_no_obstacle(tmp_path, capsys, rng):
     np.savez(tmp_path / "a.npz", **arrays)
     run(capsys, "convert", tmp_path / "a.npz", tmp_path / "b.npz")
     assert s24.load_npz(tmp_path / "b.npz")["weight"].shape == (64, 64)
+
+
+def test_a_mask_of_torch_is_not_pruned_where_its_weight_is_left_out(tmp_path, capsys):
+    net = pruned_by_torch(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)))
+    state = net.state_dict()
+    s24.save_safetensors(tmp_path / "a.safetensors", state)
+    convert = "convert", tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    run(capsys, *convert, "--exclude", r"^0\.weight_orig$")
+    got = s24.load_safetensors(tmp_path / "b.safetensors")
+    np.testing.assert_array_equal(got["0.weight_mask"], state["0.weight_mask"])
+    assert isinstance(got["1.weight"], s24.Sparse24Array)
+    error = run(capsys, *convert, "--exclude", "weight$|weight_orig$", code=1)
+    assert "of shape (64, 64): " in error
+    assert ": None;" not in error

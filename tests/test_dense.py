@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
 from sparse24._records import Fused
-from sparse24.kernels import dense, reference
+from sparse24.kernels import dense, dense_int8, reference
 
 
 @pytest.mark.gpu
@@ -81,3 +83,18 @@ def test_leading_dimensions_as_blas_sees_them():
     assert dense._leading(stack) == dense._leading(stack[::2]) == (False, 6)
     assert dense._leading(stack[::-1]) is None
     assert dense._leading(stack[:1][::-1]) == (False, 6)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_strides_that_cublas_cannot_count_are_copied_first(more):
+    def int8(shape, strides):  # with no memory: only its layout is looked at
+        place = SimpleNamespace(ptr=0)
+        kind = {"dtype": np.dtype(np.int8), "itemsize": 1, "data": place}
+        return SimpleNamespace(ndim=2, shape=shape, strides=strides, **kind)
+
+    most = 2**31 - 1
+    apart = most + more
+    assert dense._leading(int8((2, 4), (apart, 1))) == (None if more else (False, most))
+    assert dense._leading(int8((4, 2), (1, apart))) == (None if more else (True, most))
+    assert dense._leading(int8((1, 4), (apart, 1))) == (False, 4)  # there is no next row
+    assert dense_int8._takes(int8((2, 16), (2**31 - 16 + 16 * more, 1))) != bool(more)

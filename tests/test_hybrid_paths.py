@@ -214,7 +214,7 @@ def test_a_capture_counts_nothing_that_would_spoil_it(monkeypatch, count):
     h = hybrid(np.ones((3, 8), np.float32))
     with monkeypatch.context() as on_gpu:
         on_gpu.setattr(type(h), "device", "cuda:0")
-        with pytest.raises(UnsupportedError, match=r"waits for the GPU.* once before the capture"):
+        with pytest.raises(UnsupportedError, match=r"waits for the GPU.* by as many once before"):
             count(h)
     capturing[0] = False
     found = count(h)

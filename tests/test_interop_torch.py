@@ -69,6 +69,13 @@ def test_tensors_without_elements_in_rows_are_refused():
                 call(x)
 
 
+def test_the_error_of_a_key_that_torch_cannot_hand_over_has_its_words():
+    a = s24.random((40, 24), rng=0)
+    with pytest.raises(s24.ArgumentError, match="got Tensor of shape") as raised:
+        a[torch.empty(2, device="meta", dtype=torch.int64)]
+    assert "Tensor.cpu()" in str(raised.value.__cause__)
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_torch_half_precision(name):
     a = s24.random((8, 12), dtype=name, rng=0)

@@ -75,3 +75,19 @@ def test_versions_of_jax_without_callbacks_are_refused_in_compiled_code(monkeypa
     assert sj.linear(x, x).shape == (3, 3)
     with pytest.raises(s24.UnsupportedError, match=r"needs JAX 0\.6\.1 or later, got .*outside of"):
         jax.jit(sj.linear)(x, x)
+
+
+@pytest.mark.parametrize("of", [lambda A: A, lambda A: A[0], lambda A: s24.hybrid(A[0].toarray())])
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda i: slice(i, None), lambda i: (0, slice(None, i)), lambda i: slice(None, None, i),
+        lambda i: [i, 0],
+    ],
+)  # fmt: skip
+def test_parts_by_slices_and_lists_of_what_is_traced_are_refused(rng, of, key):
+    A = of(s24.random((3, 16, 16), rng=rng))
+    with pytest.raises(s24.ArgumentError, match=r"a tracer of JAX, .*jax\.lax\.switch"):
+        jax.jit(lambda i: A[key(i)].sum())(1)
+    with pytest.raises(s24.ArgumentError, match="whole numbers"):
+        A[key(jnp.array(1.5))]

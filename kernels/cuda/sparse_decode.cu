@@ -6,8 +6,8 @@
 //                                     rows of TILE_N columns, one after the other
 //   out    [batch, m, n]              any strides                                    (written)
 //
-// The time is that of reading A.  A block has a ring of stages for all of its tiles.  One thread asks the copy engine
-// (TMA) for stage after stage; WARPS_K warps share the K atoms of each stage and multiply by mma.sp.  Their sums meet in
+// The time is that of reading A.  A block has a ring of stages for all of its tiles.  One thread asks the TMA
+// for stage after stage; WARPS_K warps share the K atoms of each stage and multiply by mma.sp.  Their sums meet in
 // shared memory at the end of a tile, where they are added in a fixed order.
 //
 // Stages are those of sparse_tile.cuh, whose swizzle is that of the TMA.  What lies outside of A and b comes as zeros.

@@ -108,7 +108,7 @@ def _counted(h, count: Callable[[], Any]) -> Any:
     if h.device != "cpu" and _arrays.is_capturing():
         raise UnsupportedError(
             "the first choice of a path for this many columns counts elements of the matrix, which "
-            "waits for the GPU, as a graph cannot; multiply as many once before the capture"
+            "waits for the GPU, as a graph cannot; multiply by as many once before the capture"
         )
     return count()
 
