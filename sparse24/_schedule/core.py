@@ -135,7 +135,7 @@ def step(
         if state.frozen or not state.due(number):
             continue
         shapes = {name: state.shapes[name] for name in names}
-        sparsity = recipe.schedule.sparsity(state.step)
+        sparsity = float(recipe.schedule.sparsity(state.step))
         shares = _shares(recipe, sparsity, shapes, memory, reduce)
         for members in decisions(recipe, names):
             began = time.perf_counter()
