@@ -57,7 +57,7 @@ def observe(
     check_state(state)
     check_given(state, weights, gradients)
     memory = dict(state.memory)
-    for recipe, names in state.groups:
+    for recipe, names in state.changing:
         for part in recipe.observers:
             for name in names:
                 seen = observation(state, name, weights, gradients)
