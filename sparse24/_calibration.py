@@ -138,13 +138,13 @@ class Calibration:
                 f"{argument} must be an array of numbers (..., k), got shape {x.shape} of {x.dtype}"
             )
         x = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        x = x.astype(np.float32 if x.dtype.kind == "V" else np.float64)
+        x = x.astype(np.float32 if x.dtype.kind == "V" else np.float64, copy=False)
         if width is not None and x.shape[1] != width:
             raise ShapeError(
                 f"{argument} must have {width} features on the last axis as in the batches "
                 f"before, got {x.shape[1]}"
             )
-        return x.astype(np.float64)
+        return x.astype(np.float64, order="C", copy=False)  # of other strides products are slow
 
     @property
     def hessian(self):

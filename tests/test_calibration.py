@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -23,6 +25,19 @@ def test_calibration_sums_batches(xp, rng):
     np.testing.assert_allclose(_arrays.to_numpy(seen.cross), centred.T @ (y - y.mean(0)), atol=1e-8)
     bias = _arrays.to_numpy(seen.new_bias(xp.asarray(0.5 * w)))
     np.testing.assert_allclose(bias, y.mean(0) - 0.5 * w @ x.mean(0))
+
+
+@pytest.mark.parametrize(("name", "copies"), [("float64", 0), ("float32", 1)])
+def test_a_batch_is_not_copied_twice(name, copies, rng):
+    x = rng.normal(size=(20000, 16)).astype(name)
+    seen = s24.Calibration(x[:10])
+    tracemalloc.start()
+    seen.update(x[10:])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < (copies + 0.5) * x.size * 8
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(seen.hessian, exact.T @ exact, atol=1e-8)
 
 
 def test_a_constant_feature_has_no_moment_beside_a_bias(xp, rng):

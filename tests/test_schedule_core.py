@@ -286,3 +286,12 @@ def test_tile_hybrid_masks_feed_the_hybrid_format(rng):
     np.testing.assert_array_equal(stored.toarray(), masked)
     x = rng.normal(size=(256, 3)).astype(np.float32)
     np.testing.assert_allclose(stored @ x, masked @ x, rtol=1e-4, atol=1e-4)
+
+
+def test_a_sparsity_of_float32_is_counted_in_float64():
+    """A product of float32 loses the last places of a large count."""
+    weights, share = {"w": np.ones((8, 2**21 + 1), np.float32)}, np.float32(0.7)
+    recipe = S.Recipe(S.ConstantScheduler(share))
+    _, masks, (event,) = S.step(S.init(recipe, weights), weights=weights)
+    zeros = int(float(share) * event.size)
+    assert (event.nnz, int(masks["w"].sum())) == (event.size - zeros,) * 2

@@ -60,6 +60,17 @@ def test_blocks_are_named_by_as_many_parts_as_asked_for():
     assert shares["a.y.up"] == shares["a.x.up"] > 0.5
 
 
+@pytest.mark.parametrize("outer", [S.Uniform(), S.Custom({"b1": 0.5})])
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.5, 0.77, 1.0])
+def test_blocks_of_odd_sizes_lose_no_zeros(outer, sparsity):
+    """Each of them rounded down by itself, and the model had a zero less for each block."""
+    shapes = {f"b{i}.{name}": (3, 5) for i in range(7) for name in ("up", "down", "gate")}
+    shares = S.Hierarchical(outer).shares(sparsity, shapes, {})
+    zeros = sum(share * 15 for share in shares.values())
+    blocks = outer.shares(sparsity, {f"b{i}": (45,) for i in range(7)}, {})
+    assert round(zeros, 6) == math.floor(round(sum(blocks.values()) * 45, 6))
+
+
 def test_no_share_is_beyond_what_a_pattern_reaches():
     shapes = {"a": (64, 64), "b": (4, 16)}
     assert S.Custom({"b": 2.0}).shares(0.5, shapes, {}, 0.75) == {"a": 0.5, "b": 0.75}

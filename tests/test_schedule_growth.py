@@ -81,3 +81,24 @@ def test_draws_need_no_arrays(rng, library):
             masks = given.step(weights=weights)
             assert_same_masks(masks, bare.step())
             assert_same_masks(masks, background.step())
+
+
+@pytest.mark.parametrize("pattern", [S.Unstructured(), S.NM(), S.Block((2, 2))], ids=repr)
+@pytest.mark.parametrize("overflow", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_gradient_that_overflowed_grows_nothing(pattern, overflow, everywhere, rng):
+    """A loss scaler skips such a step; growth by NaN would choose the first weights."""
+    recipe = S.Recipe(
+        S.ConstantScheduler(0.5, every=1), pattern=pattern, grower=S.GradientGrowth(0.5)
+    )
+    weights, gradients = ({"w": rng.normal(size=(8, 16)).astype(np.float32)} for _ in range(2))
+    bad = gradients["w"].copy()
+    bad[... if everywhere else (3, 5)] = overflow
+    scheduler = S.MaskScheduler(recipe)
+    before = scheduler.step(weights=weights, gradients=gradients)["w"]
+    np.testing.assert_array_equal(
+        scheduler.step(weights=weights, gradients={"w": bad})["w"], before
+    )
+    after = scheduler.step(weights=weights, gradients=gradients)["w"]
+    assert (after != before).any()
+    assert after.sum() == before.sum()

@@ -277,3 +277,15 @@ def test_an_average_of_weights_is_none_of_what_is_cleared():
     old, new = torch.ones(8, dtype=torch.bool), torch.arange(8) < 4
     after = S.mask_slots(optimizer.state[weight], old, new)
     torch.testing.assert_close(after["ax"], weight.detach(), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_given_integers_beyond_float32_are_told_apart(name):
+    """As ranks of the weights of a large layer are."""
+    xp = pytest.importorskip(name)
+    ranks = 2**24 + np.array([[0, 1, 8, -8], [8, -8, 4, 5]])
+    scheduler = S.MaskScheduler(
+        S.Recipe(S.OneShot(0.5), S.GivenScores({"w": xp.asarray(ranks)}), S.NM(2, 4))
+    )
+    mask = scheduler.step(weights={"w": xp.ones((2, 4))})["w"]
+    assert mask.tolist() == [[False, True, True, False], [True, False, False, True]]

@@ -227,12 +227,20 @@ def test_fixed_pattern_with_another_target_says_so():
         S.init(S.Recipe(pattern=S.Elastic(tile=None)), {"w": np.zeros((3, 6))})
 
 
+class HalfByGradient(S.Grower):
+    def share(self, step):
+        return 0.5
+
+    def score(self, memory, seen):
+        return seen.gradient
+
+
 def test_gradients_narrower_than_the_weights_take_no_place_of_survivors():
-    """A gradient of NaN ranks first among what grows, never before what stays."""
+    """A score of NaN ranks first among what grows, never before what stays."""
     weights = {"w": np.array([[4.0, 3.0, 2.0, 1.0]])}
     gradients = {"w": np.array([[np.nan, np.nan, 0, 0]], np.float32)}
     recipe = S.Recipe(
-        S.ConstantScheduler(0.5, every=1), pattern=S.NM(2, 4), grower=S.GradientGrowth(0.5),
+        S.ConstantScheduler(0.5, every=1), pattern=S.NM(2, 4), grower=HalfByGradient(),
         initial=S.GivenScores({"w": np.arange(4.0)[None]}),
     )  # fmt: skip
     scheduler = S.MaskScheduler(recipe)

@@ -239,3 +239,26 @@ def test_numbers_of_a_damaged_state_are_whole(key, wrong):
         scheduler.load_state_dict({**scheduler.state_dict(), key: wrong})
     scheduler.load_state_dict({**scheduler.state_dict(), key: np.array(2)})
     assert getattr(scheduler.state, key) == 2
+
+
+NUMBERS = {
+    "every": (lambda x: S.ConstantScheduler(0.5, every=x), 10, np.int64(10), np.int64(20)),
+    "every in an array": (lambda x: S.ConstantScheduler(0.5, every=x), 10, np.array(10), 20),
+    "target": (S.ConstantScheduler, 0.75, np.float32(0.75), np.float32(0.5)),
+    "target in an array": (S.ConstantScheduler, 0.75, np.array(0.75), np.array(0.5)),
+    "milestones": (lambda x: S.StepScheduler({x: 0.5}), 3, np.int64(3), np.int64(4)),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS.values(), ids=NUMBERS)
+def test_a_state_tells_recipes_apart_by_numbers_of_any_type(case):
+    """Those of NumPy were known by their type alone."""
+    made, number, same, other = case
+    first, again, wrong = (S.MaskScheduler(S.Recipe(made(x))) for x in (number, same, other))
+    for scheduler in (first, again, wrong):
+        scheduler.step(**data(0))
+    assert_same(first.masks, again.masks)
+    first.load_state_dict(again.state_dict())
+    again.load_state_dict(first.state_dict())
+    with pytest.raises(FormatError, match="other recipes"):
+        wrong.load_state_dict(again.state_dict())

@@ -53,13 +53,19 @@ def copied(x: Array) -> Array:
     return namespace(x).asarray(plain(x), copy=True)
 
 
+def level(x: Array, value: float) -> Array:
+    """A number beside `x`, in its type and without axes: one as large would take a pass more."""
+    if _arrays.is_jax(x):  # which may be spread over devices
+        return namespace(x).asarray(value, dtype=x.dtype)
+    return namespace(x).full((), value, dtype=x.dtype, device=array_api_compat.device(x))
+
+
 def ranked(scores: Array) -> Array:
     """Scores that compare safely: NaN is infinite, all others are finite."""
     scores = working(scores)
     xp = namespace(scores)
     top = float(xp.finfo(scores.dtype).max)
-    nan = xp.isnan(scores)
-    return xp.where(nan, xp.full_like(scores, math.inf), bounded(scores, top))
+    return xp.where(xp.isnan(scores), level(scores, math.inf), bounded(scores, top))
 
 
 def select(mask: Array, x: Array, otherwise: Array) -> Array:
@@ -77,13 +83,13 @@ def select(mask: Array, x: Array, otherwise: Array) -> Array:
 def bounded(x: Array, limit: float) -> Array:
     """`x` within ``[-limit, limit]``; array-api-compat's ``clip`` would wait for the device."""
     xp = namespace(x)
-    return xp.maximum(xp.minimum(x, xp.full_like(x, limit)), xp.full_like(x, -limit))
+    return xp.maximum(xp.minimum(x, level(x, limit)), level(x, -limit))
 
 
 def without_overflow(gradient: Array) -> Array:
     """A gradient to remember: 0 where it is inf or NaN, as in the first steps of a loss scaler."""
     xp = namespace(gradient)
-    return xp.where(xp.isfinite(gradient), gradient, xp.zeros_like(gradient))
+    return xp.where(xp.isfinite(gradient), gradient, level(gradient, 0.0))
 
 
 def summable(scores: Array) -> Array:
@@ -92,7 +98,7 @@ def summable(scores: Array) -> Array:
     xp = namespace(scores)
     limit = float(xp.finfo(scores.dtype).max) / HEADROOM
     nan = xp.isinf(scores)
-    return xp.where(nan, xp.full_like(scores, 2 * limit), bounded(scores, limit))
+    return xp.where(nan, level(scores, 2 * limit), bounded(scores, limit))
 
 
 def floor_count(share: float, total: int) -> int:

@@ -57,7 +57,7 @@ def observe(
     check_state(state)
     check_given(state, weights, gradients)
     memory = dict(state.memory)
-    for recipe, names in state.groups:
+    for recipe, names in state.changing:
         for part in recipe.observers:
             for name in names:
                 seen = observation(state, name, weights, gradients)
@@ -135,7 +135,7 @@ def step(
         if state.frozen or not state.due(number):
             continue
         shapes = {name: state.shapes[name] for name in names}
-        sparsity = recipe.schedule.sparsity(state.step)
+        sparsity = float(recipe.schedule.sparsity(state.step))
         shares = _shares(recipe, sparsity, shapes, memory, reduce)
         for members in decisions(recipe, names):
             began = time.perf_counter()

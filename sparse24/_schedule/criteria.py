@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparse24 import _check
+from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 from sparse24._schedule.arrays import (
     check_part,
@@ -217,8 +217,8 @@ class GivenScores(Criterion):
     Parameters
     ----------
     scores : mapping of str to array
-        For each layer an array of the shape of its weight; higher is better.  Those of an
-        `AsyncScheduler`, whose thread reads them later, must not change.
+        For each layer an array of the shape of its weight; higher is better.  Integers count as
+        float64, in JAX as float32.  Those of an `AsyncScheduler`, read later, must not change.
 
     Examples
     --------
@@ -243,7 +243,10 @@ class GivenScores(Criterion):
         if seen.name not in self.scores:
             known = f"{seen.name!r}, but for {sorted(self.scores)}; give those of all layers"
             raise ArgumentError(f"GivenScores has no scores for layer {known} of the recipe")
-        return self.scores[seen.name]
+        scores = self.scores[seen.name]
+        if "int" not in str(scores.dtype) or _arrays.is_jax(scores):
+            return scores
+        return namespace(scores).astype(scores, namespace(scores).float64)
 
 
 @dataclass(frozen=True)

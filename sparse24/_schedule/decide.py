@@ -57,7 +57,7 @@ def decide(state: State, recipe: Recipe, members, share: float, arrays, reduce) 
     if grows:
         growth = _pooled(recipe, recipe.grower, state, members, arrays, reduce)
         active = pattern.units_of(state.masks[leader])
-        turnover = Turnover(active, growth, recipe.grower.share(state.step))
+        turnover = Turnover(active, growth, float(recipe.grower.share(state.step)))
     chosen = pattern.choose(units, share, turnover)
     return {name: own.expand(chosen, state.shapes[name]) for name, own in members}
 

@@ -244,6 +244,10 @@ class Hierarchical(Distribution):
         sizes = {block: sum(sizes_of(inside).values()) for block, inside in blocks.items()}
         whole = {block: (size,) for block, size in sizes.items()}
         budget = self.outer.shares(sparsity, whole, {}, most)
+        zeros = {block: budget[block] * sizes[block] for block in blocks}
+        size = sum(sizes.values())
+        total = floor_count(sum(zeros.values()) / max(1, size), size)
+        budget = round_to_total(zeros, sizes, total, most)  # whole zeros, of which none is lost
         shares: dict[str, float] = {}
         for block, inside in blocks.items():
             shares |= self.inner.shares(budget[block], inside, memory, most)

@@ -91,6 +91,8 @@ class _Turnover(Grower):
 class GradientGrowth(_Turnover):
     """Grow the weights with the largest dense gradient ``|g|``, as in RigL (Evci et al., 2020).
 
+    Where a gradient of the layer overflowed, the weights that were just pruned come back.
+
     Parameters
     ----------
     fraction : float, default 0.3
@@ -119,7 +121,9 @@ class GradientGrowth(_Turnover):
 
     def score(self, memory, seen):
         gradient = seen.need("gradient", "GradientGrowth")
-        return namespace(gradient).abs(gradient)
+        xp = namespace(gradient)
+        sound = xp.all(xp.isfinite(gradient))  # one array without axes: nothing waits for it
+        return xp.where(sound, xp.abs(gradient), xp.astype(seen.mask, gradient.dtype))
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,9 @@ class StepScheduler(Schedule):
     def values(self):
         return (self.sparsity(0), *(s for _, s in self._order))
 
+    def last_change(self):
+        return self._order[-1][0]
+
 
 def OneShot(target_sparsity: float = 0.5, at: int = 0) -> StepScheduler:
     """One pruning step: dense before step `at`, `target_sparsity` from then on.
@@ -137,6 +140,10 @@ class Phases(Schedule):
 
     def values(self):
         return tuple(value for _, part in self.parts for value in part.values())
+
+    def last_change(self):
+        last = self.parts[-1][1].last_change()
+        return None if last is None else last + sum(length or 0 for length, _ in self.parts[:-1])
 
     def with_init(self, init_sparsity: float):
         """The phases with another start of the first one, if that is a ramp that names none."""

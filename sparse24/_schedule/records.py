@@ -246,12 +246,22 @@ class State:
         """True if a group's masks are to be chosen anew, now or at once when it thaws."""
         return number in self.missed or self.groups[number][0].schedule.updates(self.step)
 
+    @property
+    def changing(self) -> tuple[tuple[Recipe, tuple[str, ...]], ...]:
+        """The groups whose masks may change now or later."""
+        lasts = [recipe.schedule.last_change() for recipe, _ in self.groups]
+        return tuple(
+            group
+            for number, (group, last) in enumerate(zip(self.groups, lasts, strict=True))
+            if last is None or self.step <= last or number in self.missed
+        )
+
     def needs_arrays(self) -> bool:
         """True if the next `step` reads weights or gradients."""
         busy = any(self.due(number) for number in range(len(self.groups)))
         return (busy and not self.frozen) or any(
             recipe.observers or (recipe.looks_back and not self.updated.keys() >= set(names))
-            for recipe, names in self.groups
+            for recipe, names in self.changing
         )
 
 

@@ -43,6 +43,11 @@ class Schedule:
     [0.0, 0.5]
     """
 
+    def __init_subclass__(cls):
+        """A schedule with updates of its own has not the end of its parent."""
+        if "updates" in vars(cls) and "last_change" not in vars(cls):
+            cls.last_change = Schedule.last_change  # type: ignore[method-assign]
+
     def sparsity(self, step: int) -> float:
         """Share of zeros that the masks of `step` have."""
         raise NotImplementedError
@@ -54,6 +59,10 @@ class Schedule:
     def values(self) -> tuple[float, ...]:
         """A sample of the sparsities that the schedule takes, both ends included."""
         raise NotImplementedError
+
+    def last_change(self) -> int | None:
+        """A step after which masks never change, so that nothing need be remembered; or None."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,9 @@ class ConstantScheduler(Schedule):
     def values(self):
         return (self.target_sparsity,)
 
+    def last_change(self):
+        return 0 if self.every is None else self.stop
+
 
 @dataclass(frozen=True)
 class _Ramp(Schedule):
@@ -136,6 +148,9 @@ class _Ramp(Schedule):
         middle = (self.start + self.stop) // 2
         inside = (self.sparsity(middle),) if self.start < middle < self.stop else ()
         return (self.sparsity(0), *inside, self.target_sparsity)
+
+    def last_change(self):
+        return self.stop
 
     def with_init(self, init_sparsity: float):
         """The same ramp from another start, unless it already names one."""

@@ -99,16 +99,21 @@ def matching(state: State, saved: Mapping[str, Any]) -> State | None:
 
 def _words(part: Any) -> str:
     """A part of a recipe in words; arrays and callables inside count by their kind alone."""
+    part = _number(part)
     if dataclasses.is_dataclass(part):
         inside = (f"{f.name}={_words(getattr(part, f.name))}" for f in dataclasses.fields(part))
         return f"{type(part).__name__}({', '.join(inside)})"
     if isinstance(part, Mapping):
-        return repr([(key, _words(value)) for key, value in part.items()])
+        return repr([(_number(key), _words(value)) for key, value in part.items()])
     if isinstance(part, tuple | list):
         return repr([_words(value) for value in part])
-    if isinstance(part, float):
-        return repr(float(part))  # NumPy's floats are written otherwise
-    return repr(part) if part is None or isinstance(part, int | str) else type(part).__name__
+    plain = part is None or isinstance(part, float | int | str)
+    return repr(part) if plain else type(part).__name__
+
+
+def _number(part: Any) -> Any:
+    """Python's number for one of NumPy, or in an array without axes; all else as it is."""
+    return part.item() if getattr(part, "ndim", None) == 0 else part
 
 
 def to_dict(state: State) -> dict[str, Any]:

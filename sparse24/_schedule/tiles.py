@@ -21,7 +21,7 @@ from sparse24._schedule.arrays import (
     summable,
     tree_sum,
 )
-from sparse24._schedule.largest import ranks_in_groups, top
+from sparse24._schedule.largest import on_host, ranks_in_groups, top
 from sparse24._schedule.patterns import Pattern, Unstructured, check_axis, check_has_axis
 
 
@@ -178,6 +178,9 @@ class _Levels(Pattern):
         return math.prod(shape) - steps * step
 
     def choose(self, units, sparsity, turnover=None):
+        return on_host(lambda scores: self._chosen(scores, sparsity), units)
+
+    def _chosen(self, units, sparsity):
         xp = namespace(units)
         matrix, tile = as_matrix(units), self._tile(units.shape)
         ordered = xp.sort(split_groups(matrix, _spec.GROUP, 0.0), axis=-1)

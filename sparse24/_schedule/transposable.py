@@ -7,9 +7,21 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sparse24 import _spec
-from sparse24._schedule.arrays import as_matrix, check_tiles, namespace, plain, split_tiles, working
+from sparse24._schedule.arrays import (
+    as_matrix,
+    check_tiles,
+    level,
+    namespace,
+    plain,
+    split_tiles,
+    working,
+)
+from sparse24._schedule.largest import on_host
 from sparse24._schedule.patterns import NM, Pattern, by_kernel
+from sparse24._select import best_of_tiles
 
 Array = Any
 
@@ -69,8 +81,8 @@ class Transposable24(Pattern):
     def pool(self, scores):
         xp = namespace(scores)
         scores = xp.astype(working(scores), xp.float32, copy=False)
-        nan = xp.isnan(scores)
-        return xp.where(nan, xp.full_like(scores, float(xp.finfo(xp.float32).max) / 16), scores)
+        nan = level(scores, float(xp.finfo(xp.float32).max) / 16)
+        return xp.where(xp.isnan(scores), nan, scores)
 
     def of_magnitudes(self, weight):
         mask = by_kernel(as_matrix(plain(weight)), transposable=True)  # tiles as in `choose`
@@ -80,8 +92,13 @@ class Transposable24(Pattern):
         return math.prod(shape) // (1 if sparsity == 0 else 2)
 
     def choose(self, units, sparsity, turnover=None):
+        return on_host(self._chosen, units)
+
+    def _chosen(self, units):
         xp = namespace(units)
         matrix = as_matrix(units)
+        if isinstance(units, np.ndarray) and units.min(initial=0) >= 0:  # it takes magnitudes
+            return best_of_tiles(matrix).reshape(units.shape)
         tiles = split_tiles(matrix, (4, 4))
         row_pairs = [
             [tiles[..., 4 * r + i] + tiles[..., 4 * r + j] for i, j in _spec.PAIRS]

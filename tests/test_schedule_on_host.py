@@ -1,0 +1,76 @@
+"""Masks of arrays on the CPU, whose choices NumPy makes whatever their library is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparse24 import schedule as S
+from sparse24._schedule import largest, transposable
+
+PATTERNS = (S.Unstructured(), S.Transposable24(), S.Elastic((4, 8)), S.Block((2, 2)))
+
+
+def scores_of(rng, number):
+    """Scores with ties, infinities, NaN, zeros alone, or signs."""
+    scores = np.abs(rng.normal(size=(8, 16))).astype(np.float32)
+    scores = np.round(scores, 1) if number % 2 else scores
+    scores[rng.random(scores.shape) < (number % 3) / 20] = np.inf
+    scores[rng.random(scores.shape) < (number % 5) / 40] = np.nan
+    return scores * np.float32((1, 1, 0, -1)[number % 4] if number < 8 else 1)
+
+
+@pytest.mark.parametrize("number", range(16))
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_the_kernel_chooses_the_best_of_all_masks(number, rng):
+    """As the array API does, also where it is not taken, for scores below zero."""
+    strict = pytest.importorskip("array_api_strict")
+    pattern = S.Transposable24()
+    units = pattern.pool(scores_of(rng, number))
+    want = pattern.choose(strict.asarray(units), 0.5)
+    np.testing.assert_array_equal(pattern.choose(units, 0.5), np.asarray(want))
+
+
+def test_scores_that_are_no_less_than_zero_take_the_kernel(monkeypatch, rng):
+    taken = []
+    best = transposable.best_of_tiles
+    monkeypatch.setattr(
+        transposable, "best_of_tiles", lambda scores: taken.append(scores.shape) or best(scores)
+    )
+    recipe = S.Recipe(S.ConstantScheduler(0.5), S.Taylor(), S.Transposable24())
+    weights = {"w": rng.normal(size=(2, 8, 16))}
+    S.MaskScheduler(recipe).step(weights=weights, gradients=weights)
+    S.Transposable24().mask(-np.ones((4, 4)), 0.5)
+    assert taken == [(16, 16)]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_numpy_chooses(name, pattern, monkeypatch, rng):
+    kinds = []
+    inner = largest.top_in_rows if pattern.grows else type(pattern)._chosen
+    owner, what = (largest, "top_in_rows") if pattern.grows else (type(pattern), "_chosen")
+    monkeypatch.setattr(owner, what, lambda *args: kinds.append(args) or inner(*args))
+    library = pytest.importorskip("torch" if name == "torch" else "jax.numpy")
+    scores = scores_of(rng, 1)
+    got = pattern.mask(library.asarray(scores), 0.5)
+    assert type(got) is type(library.asarray(scores))
+    assert any(type(x) is np.ndarray for args in kinds for x in args)
+    np.testing.assert_array_equal(np.asarray(got), pattern.mask(scores, 0.5))
+
+
+def test_tensors_whose_memory_says_not_all(rng):
+    """Torch chooses among numbers that are stored with the other sign."""
+    torch = pytest.importorskip("torch")
+    scores = scores_of(rng, 0)
+    turned = torch._neg_view(torch.from_numpy(-scores))
+    got = S.Unstructured().choose(turned, 0.5)
+    np.testing.assert_array_equal(got.numpy(), S.Unstructured().choose(scores, 0.5))
+
+
+def test_masks_stay_on_the_device_of_their_weights(rng):
+    torch = pytest.importorskip("torch")
+    recipe = S.Recipe(S.ConstantScheduler(0.5))
+    with torch.device("meta"):  # where new tensors would be made
+        masks = S.MaskScheduler(recipe).step(weights={"w": torch.ones(4, 4, device="cpu")})
+    assert masks["w"].device.type == "cpu"
