@@ -174,7 +174,7 @@ def gradients() -> None:
         codes, packed = decompress.codes_of(record)
         for dense in (x[None], cp.ascontiguousarray(x.T).T[None]):
             values = _arrays.empty_rows(cp, record.values.shape, x.dtype)
-            seen = cp.zeros(2, x.dtype)
+            seen = None if row.itemsize == 1 else cp.zeros(2, x.dtype)  # as for gradients of torch
             like.gathering_call(dense, codes, values, row, packed=packed, seen=seen).enqueue()
         mask, out = cp.asarray(x.view(f"i{x.itemsize}") != 0), cp.empty_like(x)
         like.under_mask_call(x, mask, out, row).enqueue()
