@@ -19,6 +19,7 @@ from sparse24 import _arrays, _dtypes
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import room
 from sparse24._hybrid.layouts import MOST_BLOCKS
+from sparse24._storage import MOST_OF_AN_AXIS
 from sparse24.formats import hybrid_listed
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
@@ -126,9 +127,9 @@ def refuse_large(shape: tuple[int, int], *, on_gpu: bool) -> None:
             f"a hybrid matrix on a GPU has at most {most} rows, got {shape[0]}; build one of "
             "each part of the rows"
         )
-    if on_gpu and shape[1] >= hybrid_listed.MOST_SIDE:
+    if on_gpu and shape[1] > MOST_OF_AN_AXIS:
         raise UnsupportedError(
-            f"a hybrid matrix on a GPU has fewer than {hybrid_listed.MOST_SIDE} columns, got "
+            f"a hybrid matrix on a GPU has at most {MOST_OF_AN_AXIS} columns, got "
             f"{shape[1]}; build one of each part of the columns"
         )
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from sparse24 import _arrays, _spec
 from sparse24._errors import FormatError
-from sparse24.formats.hybrid_listed import MOST_SIDE, ListedRows
+from sparse24._storage import MOST_OF_AN_AXIS
+from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.formats.hybrid_tiles import (
     ELEMENTS,
     HALF,
@@ -149,7 +150,7 @@ def _filled(tiles: Tiles, number: int) -> np.ndarray:
 def check_rows(listed: ListedRows) -> None:
     """Raise `FormatError` unless the NumPy arrays fit together, as kernels index with them."""
     (m, k), (starts, columns, bits) = listed.shape, listed.csr
-    _require(max(m, k) < MOST_SIDE, "the shape", f"have sides below {MOST_SIDE}")
+    _require(max(m, k) <= MOST_OF_AN_AXIS, "the shape", f"have sides of at most {MOST_OF_AN_AXIS}")
     _require(starts.shape == (m + 1,) and starts[0] == 0, "starts", f"begin {m} rows, at 0")
     _require(bool((np.diff(starts) >= 0).all()), "starts", "ascend")
     _require(columns.shape == (starts[-1],), "columns", f"have {starts[-1]} entries")

@@ -15,13 +15,10 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes
 from sparse24._hybrid.cost import PLACE_BYTES, rows_below
+from sparse24._storage import MOST_OF_AN_AXIS
 from sparse24.formats import convert
 from sparse24.formats.hybrid_tiles import TABLE_BYTES, grid_of
 from sparse24.kernels.csr import CsrRows
-
-# Kernels on the GPU number rows and columns in 32 bits with a sign, also those of a block that lie
-# beyond the last row.
-MOST_SIDE = (1 << 31) - (1 << 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +122,7 @@ def row_numbers(starts: Any, count: int) -> Any:
 def are_worth_listing(elements: int, shape: tuple[int, int]) -> bool:
     """Whether a matrix of that many elements is kept by its rows, and not in tiles."""
     size = math.prod(shape)
-    return elements < rows_below(size) * size and max(shape) < MOST_SIDE
+    return elements < rows_below(size) * size and max(shape) <= MOST_OF_AN_AXIS
 
 
 def listed(csr: CsrRows, shape: tuple[int, int], dtype: _dtypes.DType) -> ListedRows:
