@@ -110,14 +110,14 @@ class Result(Target):
                 f"one operand is on {here}, the other on {there}; move one with .to_device(...) or "
                 "cupy.asarray"
             )
-        own = a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
-        types = promote(*own)
-        name = types[0].result if call.dtype is None else result_name(call.dtype)
+        own = _arrays.logical_dtype(other, call.other_dtype, argument="b")
+        type_a, type_b = promote(a.dtype, own)
+        name = type_a.result if call.dtype is None else result_name(call.dtype)
         on_gpu = _arrays.is_cupy(held)
-        refuse_integers(types[0].name, name, on_gpu=on_gpu)
+        refuse_integers(type_a.name, name, on_gpu=on_gpu)
         if not on_gpu:
-            types = tuple(_as_read(dtype, types[0]) for dtype in own)
-        return cls(shape, name, given(out), on_gpu, *types)
+            type_a, type_b = _as_read(a.dtype, type_a), _as_read(own, type_b)
+        return cls(shape, name, given(out), on_gpu, type_a, type_b)
 
 
 def _as_read(own: DType, common: DType) -> DType:
