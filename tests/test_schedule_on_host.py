@@ -85,10 +85,17 @@ def test_torch_chooses_in_compiled_code(pattern, rng):
         np.testing.assert_array_equal(compiled(torch.from_numpy(scores)).numpy(), choose(scores))
 
 
-def test_a_trace_records_how_tiles_are_chosen(rng):
-    """It would keep the mask of the scores that it was made with."""
+@pytest.mark.parametrize("how", ["trace", "make_fx", "functionalize"])
+def test_torch_chooses_tiles_where_it_records_operations(how, rng):
+    """A trace would keep the mask of the scores that it was made with."""
     torch = pytest.importorskip("torch")
     choose = lambda scores: S.Transposable24().mask(scores, 0.5)  # noqa: E731
     first, second = scores_of(rng, 8), scores_of(rng, 9)
-    traced = torch.jit.trace(choose, (torch.from_numpy(first),))
-    np.testing.assert_array_equal(traced(torch.from_numpy(second)).numpy(), choose(second))
+    if how == "trace":
+        recorded = torch.jit.trace(choose, (torch.from_numpy(first),))
+    elif how == "make_fx":
+        make_fx = torch.fx.experimental.proxy_tensor.make_fx
+        recorded = make_fx(choose)(torch.from_numpy(first))
+    else:
+        recorded = torch.func.functionalize(choose)
+    np.testing.assert_array_equal(recorded(torch.from_numpy(second)).numpy(), choose(second))

@@ -19,9 +19,9 @@ def on_host(choose: Callable[[Array], Array], x: Array) -> Array:
     if _arrays.is_torch(x) and x.device.type == "cpu":
         import torch
 
-        from sparse24 import _host_tensors
+        from sparse24 import _gradients, _host_tensors
 
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # which records operations
+        if torch.compiler.is_compiling() or _gradients.is_traced(x):  # which record operations
             return choose(x)
         try:
             view = _host_tensors.view(x)
