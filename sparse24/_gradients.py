@@ -19,7 +19,7 @@ def refuse(x: Any, argument: str = "the operand") -> None:
     """
     if type(x) is np.ndarray or not hasattr(x, "requires_grad"):
         return
-    if _is_traced(x):
+    if is_traced(x):
         raise UnsupportedError(
             f"{argument} must not be traced, as by torch.jit.trace or torch.export, where the "
             "result would become a constant; give the model a weight that torch.export can follow, "
@@ -56,7 +56,8 @@ def _records(x: Any) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
-def _is_traced(x: Any) -> bool:
+def is_traced(x: Any) -> bool:
+    """Whether torch records what is done with a tensor, and not for gradients only."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False

@@ -53,11 +53,11 @@ def _address(x: Any) -> int:
     torch = sys.modules["torch"]
     if type(x) is not torch.Tensor or not x.is_cpu or x.layout is not torch.strided:
         return 0
-    if x.is_neg() or x.is_conj():
+    if x.is_neg() or x.is_conj() or torch._is_functional_tensor(x):
         return 0
     try:
         return x.data_ptr()
-    except RuntimeError:  # within transforms, and of nested tensors
+    except RuntimeError:  # within other transforms, and of nested tensors
         return 0
 
 
@@ -80,10 +80,13 @@ def _carried(dtype: Any) -> tuple[str | None, np.dtype | None]:
 
 def _by_torch(x: Any) -> np.ndarray:
     """The view by torch itself, of tensors without such memory: an empty array, or its error."""
+    import torch
+
+    if torch._is_functional_tensor(x):  # of which torch would read what lies at address 0
+        raise RuntimeError("a tensor of torch.func.functionalize stands for one elsewhere")
     dtype = _dtypes.TABLE.get(str(x.dtype).removeprefix("torch."))
     if dtype is None or dtype.logical.isbuiltin == 1:
         return x.numpy()
-    import torch
 
     bits = torch.int16 if dtype.itemsize == 2 else torch.uint8
     return x.view(bits).numpy().view(dtype.logical)

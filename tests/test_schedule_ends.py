@@ -77,3 +77,35 @@ def test_a_schedule_with_updates_of_its_own_has_no_known_end():
             totals[name] = totals.get(name, 0) - weight * arrays["gradients"][name]
     for name, total in totals.items():
         np.testing.assert_array_equal(masks[name], S.Unstructured().mask(total, 0.5))
+
+
+class Rarely:
+    """Updates for a schedule beside it among the bases, and an option for subclasses."""
+
+    def __init_subclass__(cls, every=5, **options):
+        super().__init_subclass__(**options)
+        cls.after = every
+
+    def updates(self, step):
+        return step % self.after == 0
+
+
+def test_updates_of_another_base_have_no_known_end():
+    class First(Rarely, S.ConstantScheduler, every=3):
+        pass
+
+    class Last(S.ConstantScheduler, Rarely, every=3):
+        pass
+
+    class Ended(First):
+        def last_change(self):
+            return 9
+
+    class Later(Ended):
+        pass
+
+    schedules = First(0.5), Last(0.5), Ended(0.5), Later(0.5)
+    assert [schedule.last_change() for schedule in schedules] == [None, 0, 9, 9]
+    assert [schedule.after for schedule in schedules] == [3, 3, 5, 5]
+    assert First(0.5).updates(3)
+    assert not Last(0.5).updates(3)

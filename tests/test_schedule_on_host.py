@@ -74,3 +74,28 @@ def test_masks_stay_on_the_device_of_their_weights(rng):
     with torch.device("meta"):  # where new tensors would be made
         masks = S.MaskScheduler(recipe).step(weights={"w": torch.ones(4, 4, device="cpu")})
     assert masks["w"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+def test_torch_chooses_in_compiled_code(pattern, rng):
+    torch = pytest.importorskip("torch")
+    choose = lambda scores: pattern.mask(scores, 0.5)  # noqa: E731
+    compiled = torch.compile(choose, backend="eager")
+    for scores in (scores_of(rng, 8), scores_of(rng, 9)):
+        np.testing.assert_array_equal(compiled(torch.from_numpy(scores)).numpy(), choose(scores))
+
+
+@pytest.mark.parametrize("how", ["trace", "make_fx", "functionalize"])
+def test_torch_chooses_tiles_where_it_records_operations(how, rng):
+    """A trace would keep the mask of the scores that it was made with."""
+    torch = pytest.importorskip("torch")
+    choose = lambda scores: S.Transposable24().mask(scores, 0.5)  # noqa: E731
+    first, second = scores_of(rng, 8), scores_of(rng, 9)
+    if how == "trace":
+        recorded = torch.jit.trace(choose, (torch.from_numpy(first),))
+    elif how == "make_fx":
+        make_fx = torch.fx.experimental.proxy_tensor.make_fx
+        recorded = make_fx(choose)(torch.from_numpy(first))
+    else:
+        recorded = torch.func.functionalize(choose)
+    np.testing.assert_array_equal(recorded(torch.from_numpy(second)).numpy(), choose(second))

@@ -52,7 +52,12 @@ def test_make_fx_follows_layers_without_gradient(mode):
 
 def test_products_without_gradient_are_refused_within_transforms():
     a, x = s24.random((16, 32), rng=0), torch.randn(3, 32)
-    for transform in (torch.func.grad(lambda x: (x @ a.T).sum()), torch.vmap(lambda x: x @ a.T)):
+    for transform in (
+        torch.func.grad(lambda x: (x @ a.T).sum()), torch.vmap(lambda x: x @ a.T),
+        torch.func.functionalize(lambda x: x @ a.T),
+        torch.func.functionalize(lambda x: x[1:] @ a.T),
+        torch.func.functionalize(lambda x: s24.prune(x)),
+    ):  # fmt: skip
         with pytest.raises(s24.DTypeError, match=r"dense tensor with memory.*torch\.func"):
             transform(x)
 

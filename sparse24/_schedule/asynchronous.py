@@ -117,7 +117,8 @@ class AsyncScheduler:
     def freeze(self) -> None:
         """Keep the masks in use until `thaw`, which computes pending ones anew.
 
-        Waits for the pending work.
+        Waits for the pending work.  If the last change of the masks is pending, it is made by what
+        is observed from then on: between that change and `freeze` nothing was.
         """
         self._settle()
         dropped = {event.name for future, _ in self._queue for event in future.result()[1]}

@@ -43,9 +43,12 @@ class Schedule:
     [0.0, 0.5]
     """
 
-    def __init_subclass__(cls):
-        """A schedule with updates of its own has not the end of its parent."""
-        if "updates" in vars(cls) and "last_change" not in vars(cls):
+    def __init_subclass__(cls, **options):
+        """A schedule whose updates are not those of the class that names their end has no end."""
+        super().__init_subclass__(**options)
+        names = {"updates", "last_change"}
+        first = next(base for base in cls.__mro__ if names & vars(base).keys())
+        if "last_change" not in vars(first):
             cls.last_change = Schedule.last_change  # type: ignore[method-assign]
 
     def sparsity(self, step: int) -> float:
