@@ -52,11 +52,12 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
     with _foreign_streams.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
         x, its, own = fitted(array, given, left=left)
-        if on_cpu and not _sum_alike(array, its) and _holds(array, its):
-            x = _storage.converted(x, its, array._dtype)
-        if on_cpu and x is not given:
-            return restore(product(array, x, left=left, result=result))
         name, prepared = result or own, None
+        read = _as_read(array, its) if on_cpu else None
+        if read is not None and read is not its:
+            x = _storage.converted(x, its, read)
+        if on_cpu and x is not given:
+            return restore(product(array, x, left=left, result=name))
         key = key if x is given else None
         if not on_cpu:
             made = restore(n_m_on_gpu.multiply(array, x, name, left=left))
@@ -89,7 +90,7 @@ def _is_plain(array: Any, other, its) -> bool:
 
 def _is_remembered(array: Any, other, its, *, left: bool) -> bool:
     """Whether a product on the CPU is one of `n_m_on_cpu`, and not that of the dense matrix."""
-    if array.ndim > 2 or (left and other.ndim > 2) or not _sum_alike(array, its):
+    if array.ndim > 2 or (left and other.ndim > 2) or _as_read(array, its) is not its:
         return False
     across = array.axis != (-1 if left else -2) and array._values.size and other.size
     return bool(across) or why_dense(array, other, left=left) is None
@@ -120,21 +121,21 @@ def fitted(array: Any, other, *, left: bool):
     return other, its, common.result
 
 
-def _sum_alike(array: Any, its) -> bool:
-    """Whether kernels on the CPU read a dense operand of this type beside the array as it is."""
-    return array._dtype.accumulator == its.accumulator
+def _as_read(array: Any, its):
+    """The type in which kernels on the CPU read a dense operand of this type beside the array.
 
-
-def _holds(array: Any, its) -> bool:
-    """Whether a dense operand of this type meets the array in the array's own type."""
-    return all(dtype is array._dtype for dtype in _promotion.promote(array._dtype, its))
+    None if the array itself would have to be converted.
+    """
+    common, _ = _promotion.promote(array._dtype, its)
+    own = array._dtype
+    return _promotion.as_read(its, common) if _promotion.as_read(own, common) is own else None
 
 
 def why_dense(array: Any, other, *, left: bool) -> str | None:
     """Why the dense matrix is multiplied, and not the stored elements, on the CPU; else None."""
     known = array.device == "cpu" and array.ndim == 2 and not (left and other.ndim > 2)
     columns, its = _columns(other, left), _arrays.logical_dtype(other, argument="b")
-    meets = _sum_alike(array, its) or _holds(array, its)
+    meets = _as_read(array, its) is not None
     if array.axis != (-1 if left else -2):
         if known and meets and n_m_on_cpu.adds_rows(columns, array):
             return None

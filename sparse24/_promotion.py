@@ -23,6 +23,14 @@ def promote(a: DType, b: DType) -> tuple[DType, DType]:
     return dtype, dtype
 
 
+def as_read(own: DType, common: DType) -> DType:
+    """The type in which kernels on the CPU take an operand that meets another in type `common`.
+
+    They convert elements to the type of the sums as they read them, from any that sums in it.
+    """
+    return own if own.accumulator == common.accumulator else _dtypes.lookup(common.accumulator)
+
+
 def promoted_integers(x, dtype: DType, named=None, *, argument: str):
     """Integers and booleans converted to NumPy's common type with `dtype`; other arrays unchanged.
 

@@ -18,7 +18,7 @@ from sparse24._errors import (
     UnsupportedError,
 )
 from sparse24._options import Call
-from sparse24._promotion import promote
+from sparse24._promotion import as_read, promote
 from sparse24._records import Fused, Operand24
 
 
@@ -116,16 +116,8 @@ class Result(Target):
         on_gpu = _arrays.is_cupy(held)
         refuse_integers(type_a.name, name, on_gpu=on_gpu)
         if not on_gpu:
-            type_a, type_b = _as_read(a.dtype, type_a), _as_read(own, type_b)
+            type_a, type_b = as_read(a.dtype, type_a), as_read(own, type_b)
         return cls(shape, name, given(out), on_gpu, type_a, type_b)
-
-
-def _as_read(own: DType, common: DType) -> DType:
-    """The type in which kernels on the CPU take an operand whose product is one of type `common`.
-
-    They convert elements to the type of the sums as they read them, from any that sums in it.
-    """
-    return own if own.accumulator == common.accumulator else _dtypes.lookup(common.accumulator)
 
 
 def restored(product: Any, restore: Callable[[Any], Any], call: Call) -> Any:

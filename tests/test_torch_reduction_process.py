@@ -74,7 +74,7 @@ def test_compiled_layers_tell_the_type_of_their_pass(group, compiles_anew):
     compiled = torch.compile(ddp, backend="aot_eager")
     with torch.autocast(group, torch.bfloat16):
         compiled(torch.randn(8, 32)).float().sum().backward()
-    assert model[0]._cast_to == torch.bfloat16
+    assert reduction._types.of(model[0]) == torch.bfloat16
     reduction.check()
     assert not model[0].weight.grad.isnan().any()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from sparse24 import _arrays
@@ -33,6 +35,10 @@ class _OfMask(NamedTuple):
         return same and self.version == version_of(mask)
 
 
+def _to_none(layer: PrunedLayer) -> None:
+    """Of layers outside of autocast."""
+
+
 class KeptPlaces:
     """Finds the places of layers: those of a mask once, those by magnitude at each call.
 
@@ -40,13 +46,18 @@ class KeptPlaces:
     ----------
     check : bool
         Whether other ranks are told of them.
+    cast_to : callable, optional
+        To which type autocast casts the weight of a layer; by default to none.
     uncounted : bool
         Whether masks may be written without torch counting it, as by DDP that sends buffers: then
         those of a mask are found at each call, too.
     """
 
-    def __init__(self, check: bool, *, uncounted: bool = False):
-        self._check, self._uncounted = check, uncounted
+    def __init__(
+        self, check: bool, cast_to: Callable[[PrunedLayer], torch.dtype | None] = _to_none,
+        *, uncounted: bool = False,
+    ):  # fmt: skip
+        self._check, self._cast_to, self._uncounted = check, cast_to, uncounted
         self._known: dict[PrunedLayer, _OfMask] = {}
 
     def of(self, layer: PrunedLayer) -> Places:
@@ -55,7 +66,7 @@ class KeptPlaces:
         if mask is None:
             self._known.pop(layer, None)  # with the mask that the layer had
             # In the type of the pass: autocast rounds, and magnitudes become equal.
-            weight = cast(layer.weight.detach(), getattr(layer, "_cast_to", None))
+            weight = cast(layer.weight.detach(), self._cast_to(layer))
             return self._found(_by_magnitude(weight, layer.rule))
         look, known = layer._looked_at, self._known.get(layer)
         # Replays of a graph read a mask anew.

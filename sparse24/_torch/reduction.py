@@ -160,7 +160,7 @@ class PackedReduction:
         self._layers = {layer.weight: layer for layer in layers.values()}
         self._types = PassTypes(ddp.module, layers.values())
         self._places = {layer: _place(ddp, name) for name, layer in layers.items()}
-        self._kept = KeptPlaces(check, uncounted=ddp.broadcast_buffers)
+        self._kept = KeptPlaces(check, self._types.of, uncounted=ddp.broadcast_buffers)
         self._backend = backend_for(ddp, next(iter(self._layers)).device)
         self._wrong: dict[Tensor, Tensor] = {}
         if check:  # there from the beginning to the end, so that any stream may write to them
@@ -195,7 +195,6 @@ class PackedReduction:
         layer = self._layers.get(weight)
         if layer is None or layer._way != "weight":
             return None
-        layer._cast_to = self._types.of(layer)
         parent, name = self._places[layer]
         if getattr(parent(), "_modules", {}).get(name) is not layer:
             return None
