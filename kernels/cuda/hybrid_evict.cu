@@ -74,6 +74,33 @@ __device__ inline void choose(const Rows (&column)[kGroup], Rows (&out)[kGroup])
     }
 }
 
+// A bit for each of up to 64 rows of a column: set where its element is not zero.
+__device__ inline u64 occupied(const unsigned short* column, int rows, long long pitch) {
+    u64 found = 0;
+    for (int row = 0; row < rows; row++) found |= u64(column[row * pitch] != 0) << row;
+    return found;
+}
+
+// Slots that a group takes, or with sums over groups a block: if its columns stay, or if it is dissolved.
+struct Slots { int stay = 0, dissolve = 0; };
+
+// Choose what this thread's group evicts.
+__device__ inline Slots choose_group(const u64 (&halves)[2][kColumns], Rows (&gone)[kColumns]) {
+    const int first = threadIdx.x * kGroup;
+    Rows columns[kGroup], out[kGroup];
+    Slots slots;
+#pragma unroll
+    for (int i = 0; i < kGroup; i++) columns[i] = {halves[0][first + i], halves[1][first + i]};
+    choose(columns, out);
+#pragma unroll
+    for (int i = 0; i < kGroup; i++) {
+        gone[first + i] = out[i];
+        slots.stay += weight(out[i]);
+        slots.dissolve += weight(columns[i]);
+    }
+    return slots;
+}
+
 // Grid (blocks, strips).  A slot costs `dearer` times as much as a column that stays where it is.
 extern "C" __global__ void __launch_bounds__(128)
 evict(const unsigned short* bits, int m, int k, long long pitch, Rows* evicted, unsigned char* kept, float dearer) {
@@ -81,34 +108,13 @@ evict(const unsigned short* bits, int m, int k, long long pitch, Rows* evicted, 
     __shared__ Rows gone[kColumns];
     const int block = blockIdx.x, blocks = gridDim.x, strip = blockIdx.y;
     const int local = threadIdx.x % kColumns, half = threadIdx.x / kColumns, column = block * kColumns + local;
-    const int first_row = strip * kRows + half * 64;
-    u64 held = 0;
-    if (column < k) {
-        const unsigned short* from = bits + first_row * pitch + column;
-        const int rows = min(64, m - first_row);
-        for (int row = 0; row < rows; row++) held |= u64(from[row * pitch] != 0) << row;
-    }
-    halves[half][local] = held;
+    const int row0 = strip * kRows + half * 64;
+    halves[half][local] = column < k ? occupied(bits + row0 * pitch + column, min(64, m - row0), pitch) : 0;
     __syncthreads();
-    int stay = 0, dissolve = 0;  // slots that the block would take either way
-    if (threadIdx.x < kColumns / kGroup) {
-        Rows columns[kGroup], out[kGroup];
-#pragma unroll
-        for (int i = 0; i < kGroup; i++) {
-            const int at = threadIdx.x * kGroup + i;
-            columns[i] = {halves[0][at], halves[1][at]};
-        }
-        choose(columns, out);
-#pragma unroll
-        for (int i = 0; i < kGroup; i++) {
-            gone[threadIdx.x * kGroup + i] = out[i];
-            stay += weight(out[i]);
-            dissolve += weight(columns[i]);
-        }
-    }
+    Slots slots;
+    if (threadIdx.x < kColumns / kGroup) slots = choose_group(halves, gone);
     if (threadIdx.x < 32) {
-        stay = __reduce_add_sync(kAll, stay);
-        dissolve = __reduce_add_sync(kAll, dissolve);
+        const int stay = __reduce_add_sync(kAll, slots.stay), dissolve = __reduce_add_sync(kAll, slots.dissolve);
         if (threadIdx.x == 0) kept[strip * blocks + block] = kColumns + dearer * stay <= dearer * dissolve;
     }
     __syncthreads();

@@ -66,6 +66,51 @@ __device__ void cluster_barrier() {
 #endif
 }
 
+// Leave the sums of a warp where its words were.
+__device__ void leave(const float (&sums)[COLUMNS], u32 ring) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();                         // no lane reads words any more
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c)
+        if (lane < HEIGHT)
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(ring + (c * kPitch + lane) * 4), "f"(sums[c]) : "memory");
+}
+
+// The elements of the result that a thread adds up, of those of the cluster.
+class Totals {
+  public:
+    __device__ Totals(const Left& a, int unit0, int first) : first_(first) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+            const int i = first + j * kStep, line = unit0 * HEIGHT + i / COLUMNS;
+            rows_[j] = i < kSums && line < a.units * HEIGHT ? a.rows[line] : -1;
+        }
+    }
+    // Add up what the warps of all blocks have left, in a fixed order.  The columns of b from `column0` on.
+    __device__ void store(u32 rings, Count n, Count column0, const Product& out) const {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+            const int i = first_ + j * kStep;
+            const int c = i % COLUMNS, line = i / COLUMNS % HEIGHT, u = i / (COLUMNS * HEIGHT);
+            if (rows_[j] < 0 || column0 + c >= n) continue;
+            float sum = 0;
+#pragma unroll
+            for (int p = 0; p < kCluster; ++p)
+#pragma unroll
+                for (int g = 0; g < GROUP; ++g)
+                    sum += shared_float(rings + (u * GROUP + g) * kRingBytes + (c * kPitch + line) * 4, p);
+            out.to[rows_[j] * out.row + (column0 + c) * out.column] = In::store(sum);
+        }
+    }
+
+  private:
+    static constexpr int kSums = UNITS * HEIGHT * COLUMNS, kStep = kThreads * kCluster;    // of a cluster
+    static constexpr int kEach = (kSums + kStep - 1) / kStep;
+
+    int first_;                           // number of the first; the others follow kStep apart
+    int rows_[kEach];
+};
+
 // out = A @ b for few columns.
 #if PANELS > HELD
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
@@ -74,23 +119,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
 product(const Left a, const Right b, const Product out) {
     extern __shared__ __align__(16) unsigned char shared[];
-    constexpr int kSums = UNITS * HEIGHT * COLUMNS, kStep = kThreads * kCluster;    // of a cluster
-    constexpr int kEach = (kSums + kStep - 1) / kStep;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % kCluster;
+    const int warp = threadIdx.x / 32, rank = blockIdx.x % kCluster;
     const int sets = (a.units + UNITS - 1) / UNITS, set = blockIdx.x / kCluster;
     const int part = warp % GROUP, held = part % HELD, unit0 = set % sets * UNITS;
     const u32 panels = shared_address(shared), rings = panels + HELD * kPanelBytes, ring = rings + warp * kRingBytes;
-    const int first = threadIdx.x + rank * kThreads;
     const Count column0 = Count(set / sets) * COLUMNS;
     let_next_start();
     Steps steps(ring);
     steps.begin(a, rank * HELD + held, unit0 + warp / GROUP, part / HELD, GROUP / HELD);
-    int rows[kEach];                      // of the sums of this thread
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-        const int i = first + j * kStep, line = unit0 * HEIGHT + i / COLUMNS;
-        rows[j] = i < kSums && line < a.units * HEIGHT ? a.rows[line] : -1;
-    }
+    const Totals totals(a, unit0, threadIdx.x + rank * kThreads);
     wait_for_previous();
     fetch_panels(panels, b, rank * HELD, column0);
     steps.follow();
@@ -98,24 +135,8 @@ product(const Left a, const Right b, const Product out) {
     __syncthreads();
     float acc[COLUMNS] = {};
     steps.add(acc, panels + held * kPanelBytes);
-    __syncwarp();                         // the sums lie where the words were
-#pragma unroll
-    for (int c = 0; c < COLUMNS; ++c)
-        if (lane < HEIGHT)
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(ring + (c * kPitch + lane) * 4), "f"(acc[c]) : "memory");
+    leave(acc, ring);
     cluster_barrier();
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-        const int i = first + j * kStep;
-        const int c = i % COLUMNS, line = i / COLUMNS % HEIGHT, u = i / (COLUMNS * HEIGHT);
-        if (rows[j] < 0 || column0 + c >= b.n) continue;
-        float sum = 0;
-#pragma unroll
-        for (int p = 0; p < kCluster; ++p)
-#pragma unroll
-            for (int g = 0; g < GROUP; ++g)
-                sum += shared_float(rings + (u * GROUP + g) * kRingBytes + (c * kPitch + line) * 4, p);
-        out.to[rows[j] * out.row + (column0 + c) * out.column] = In::store(sum);
-    }
+    totals.store(rings, b.n, column0, out);
     if (PANELS > HELD) cluster_barrier();
 }

@@ -61,30 +61,67 @@ __device__ void add_step(Sum (&acc)[COLUMNS], int& column, unsigned deltas, cons
     }
 }
 
+// The dense operand.
+struct Right {
+    const typename In::type* b;
+    Count k;
+    int n;
+    Count row, column;              // strides in elements
+};
+
+// All of b, as lines; a barrier must follow.
+__device__ void fetch(Line* lines, const Right& b) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < int(b.k); i += kThreads) {
+        Line line;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) line.x[c] = c < b.n ? In::load(b.b[i * b.row + c * b.column]) : Sum(0);
+        lines[i] = line;
+    }
+}
+
+// What a warp adds up at the end: one column of one slice.
+struct Share {
+    int column, row = -1;           // of the result; the lane has none: -1
+    int first = 0, last = 0;        // warps of the block that have a part of it
+    int height = 32;                // rows of the slice; 32 / height lanes share one
+    bool any;
+
+    __device__ Share(const int* starts, const int* heights, const int* rows, int per_block, int n)
+        : column(threadIdx.x / 32 % COLUMNS), any(threadIdx.x / 32 < per_block * COLUMNS && column < n) {
+        const int slice = blockIdx.x * per_block + threadIdx.x / 32 / COLUMNS, warp0 = blockIdx.x * WARPS;
+        if (!any) return;
+        first = starts[slice] - warp0, last = starts[slice + 1] - warp0;
+        height = heights[slice], row = rows[slice * 32 + threadIdx.x % 32];
+    }
+    // Of the sums of all warps: [column][warp][lane].
+    __device__ Sum total(const Sum* sums) const {
+        Sum sum = 0;
+#pragma unroll
+        for (int part = 0; part < WARPS; ++part)
+            if (part >= first && part < last) sum += sums[(column * WARPS + part) * 32 + threadIdx.x % 32];
+        for (int step = 1; step < 32 / height; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        return sum;
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(kThreads)
 product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, const int* parts, const int* begins,
         const int* starts, const int* heights, const int* rows, int per_block, const typename In::type* __restrict__ b,
         Count k, int n, Count b_row, Count b_column, typename Out::type* out, Count out_row, Count out_column) {
     extern __shared__ __align__(16) unsigned char shared[];
     auto* lines = reinterpret_cast<Line*>(shared);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int warp0 = blockIdx.x * WARPS;
-    int at = parts[warp0 + warp];
-    const int end = parts[warp0 + warp + 1];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, number = blockIdx.x * WARPS + warp;
+    int at = parts[number];
+    const int end = parts[number + 1];
     deltas += lane;
     values += lane;
     let_next_start();
     Batch batch;
     batch.load<0, kEarly>(deltas, values, at, end);
-    int column = begins[(warp0 + warp) * 32 + lane];
+    int column = begins[number * 32 + lane];
     wait_for_previous();
-#pragma unroll 4
-    for (int i = threadIdx.x; i < int(k); i += kThreads) {
-        Line line;
-#pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) line.x[c] = c < n ? In::load(b[i * b_row + c * b_column]) : Sum(0);
-        lines[i] = line;
-    }
+    fetch(lines, {b, k, n, b_row, b_column});
     batch.load<kEarly, kAhead>(deltas, values, at, end);
     __syncthreads();
     Sum acc[COLUMNS] = {};
@@ -95,25 +132,13 @@ product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, co
         for (int i = 0; i < kAhead; ++i)
             if (at + i < end) add_step(acc, column, now.deltas[i], now.values[i], lines);
     }
-
-    // From here on a warp adds up one column of one slice.
-    const int slice = blockIdx.x * per_block + warp / COLUMNS, c = warp % COLUMNS;
-    const bool adds = warp < per_block * COLUMNS && c < n;
-    int first = 0, last = 0, height = 32, row = -1;
-    if (adds) {
-        first = starts[slice] - warp0, last = starts[slice + 1] - warp0;
-        height = heights[slice], row = rows[slice * 32 + lane];
-    }
+    const Share share(starts, heights, rows, per_block, n);
     __syncthreads();
-    auto* sums = reinterpret_cast<Sum*>(shared);
+    auto* sums = reinterpret_cast<Sum*>(shared);  // in the place of the lines
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) sums[(i * WARPS + warp) * 32 + lane] = acc[i];
     __syncthreads();
-    if (!adds) return;
-    Sum sum = 0;
-#pragma unroll
-    for (int part = 0; part < WARPS; ++part)
-        if (part >= first && part < last) sum += sums[(c * WARPS + part) * 32 + lane];
-    for (int step = 1; step < 32 / height; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (row >= 0) out[row * out_row + c * out_column] = Out::store(sum);
+    if (!share.any) return;
+    const Sum sum = share.total(sums);
+    if (share.row >= 0) out[share.row * out_row + share.column * out_column] = Out::store(sum);
 }

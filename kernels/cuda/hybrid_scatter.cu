@@ -120,56 +120,7 @@ struct Ring {
 #include "scatter_consumer.cuh"
 #include "scatter_lines.cuh"
 #include "scatter_writer.cuh"
-
-// Where a thread's four sums of one tile of eight columns (or rows, if b is the left operand) belong in the result;
-// `member` is 128 * array + thread.
-class Place {
-  public:
-    __device__ Place(const Rows& band, int tile, int member, const Product& out) {
-        const int lane = member % 32, across = 8 * tile + lane % 4 * 2, down = member / 32 * 16 + lane / 4;
-        const int row = band.first + (kColumnsFirst ? across : down);
-        const int column = kColumnsFirst ? down : across;
-        to_ = out.to + row * out.row + column * out.column;
-        next_ = kColumnsFirst ? out.row : out.column, eighth_ = 8 * (kColumnsFirst ? out.column : out.row);
-        across_ = kColumnsFirst ? band.end - row : out.n - column;
-        down_ = kColumnsFirst ? out.n - column : band.end - row;
-    }
-    __device__ void store(const float4& x) const {
-        const float sums[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (i % 2 < across_ && i / 2 * 8 < down_) to_[i % 2 * next_ + i / 2 * eighth_] = Out::store(sums[i]);
-    }
-    __device__ void to_next_tile() { to_ += 8 * next_, across_ -= 8; }
-
-  private:
-    Out::type* to_;
-    Count next_, eighth_;                  // strides
-    int across_, down_;                    // rows and columns left in the band, from the first sum on
-};
-
-// Whether the result of a part can be arranged in shared memory: no block outside of the cluster shares the band, and
-// the block needs its stages no more.
-__device__ bool alone(const Part& part, bool last) { return CLUSTER > 1 || part.blocks == 1 && last; }
-
-// By the consumers: store the sums of the block's `index`-th part, or give them to the blocks that share its band.
-__device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int index, bool last, const Others& others,
-                          const Rows& band, const Product& out) {
-    if (Others::kKeeps && last) group_sync(1, 32 * kConsumers);  // no instruction reads tiles any more
-#pragma unroll
-    for (int i = 0; i < kArrays; i++) {
-        const int member = i * 128 + threadIdx.x;
-        const Sums& x = sums[i];
-        if (part.blocks > 1) {
-            others.give(x, member, part.group(), 2 * blockIdx.x + (index > 0), last);
-            continue;
-        }
-        Place place(band, 0, member, out);
-#pragma unroll
-        for (int j = 0; j < kSumTiles; ++j, place.to_next_tile())
-            place.store({x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]});
-    }
-}
+#include "scatter_parts.cuh"
 
 #if SHARING == 2
 // Add up what the blocks of the product before it have given.  As many blocks and threads as there.
@@ -187,6 +138,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) add(const Left a, cons
     }
 }
 #endif
+
+// By a writer: fill its stage again and again, from one batch while the other is loaded.
+__device__ inline void write(Writer& writer, const TensorMap& b, const TensorMap& spill, Batch& even) {
+    Batch odd;
+    Lines lines;
+    writer.begin();
+    wait_for_previous();
+    writer.follow(b, spill, lines, even);
+    while (writer.advance(b, spill, lines, even, odd) && writer.advance(b, spill, lines, odd, even)) {}
+}
 
 extern "C" __global__ void
 #if CLUSTER > 1
@@ -217,50 +178,22 @@ product(const Left a, const __grid_constant__ Leads leads, const __grid_constant
     shares.arrive();
     if (writes) clear(shared + stage * kStageBytes);
     const int2 counts = opening.counts();                                 // steps, parts
-    const Part* parts = a.parts + (Count)blockIdx.x * a.parts_pitch;
+    const Parts parts = {a, a.parts + (Count)blockIdx.x * a.parts_pitch, counts.y, others, shares, store, out};
     Writer writer(a, right, opening, writes ? counts.x : 0, ring, writes ? stage : 0, shared);
-    Batch even, odd;
-    writer.prepare(even);                                                 // while thread 0 makes the barriers
+    Batch first;
+    writer.prepare(first);                                             // while thread 0 makes the barriers
     __syncthreads();
     if (warp >= kConsumers) {
         take_registers<kWriterRegisters>();
-        writer.begin();
-        wait_for_previous();
-        Lines lines;
-        writer.follow(b, spill, lines, even);
-        while (writer.advance(b, spill, lines, even, odd) && writer.advance(b, spill, lines, odd, even)) {}
+        write(writer, b, spill, first);
         shares.await();
     } else {
         give_registers<kConsumerRegisters>();
         Consumer consumer(ring, shared, warp / 4);
         wait_for_previous();
         shares.await();
-        Part next = opening.part();
-        for (int i = 0; i < counts.y; i++) {
-            const Part part = next;
-            const bool last = i == counts.y - 1;
-            next = parts[i + 1];
-            consumer.multiply(part.steps);
-            if (alone(part, last)) {
-                shares.give(consumer.sums);
-                group_sync(1, 32 * kConsumers);  // no instruction reads tiles any more
-                shares.collect(consumer.sums, [&](int piece, const float4& x) { store.put(piece, x); });
-            } else {
-                hand_over(consumer.sums, part, i, last, others, a.band(part.band), out);
-            }
-        }
+        parts.multiply(consumer, opening.part());
     }
-    for (int i = 0; i < counts.y; i++) {
-        const Part part = parts[i];
-        const bool last = i == counts.y - 1;
-        if (alone(part, last)) {
-            __syncthreads();
-            store.copy(a.band(part.band), out);
-        } else if (kSharing != Sharing::apart && part.blocks > 1) {
-            others.collect(part.group(), last, [&](const float4& x, int tile, int member) {
-                Place(a.band(part.band), tile, member, out).store(x);
-            });
-        }
-    }
+    parts.finish();
 }
 #endif

@@ -120,7 +120,6 @@ constexpr int kBBytes = PARTS * PANEL * kLine, kBlocks = SPAN / 128, kPanelChunk
 constexpr int kFirstPanels = BUFFERS > 1 ? BUFFERS - 1 : 1, kBarriers = 8 * STAGES * kWarps;
 using Sums = float[4 * N_TILES];
 using Others = BlockSums<N_TILES, kGroup>;
-#include "stream_chunks.cuh"
 
 struct Left {                          // the streamed matrix
     const unsigned char* blob;
@@ -131,39 +130,8 @@ struct Left {                          // the streamed matrix
     unsigned stage_bytes;
     Count m;
 };
-struct Right {                  // the dense operand
-    const Element* b;
-    Count k, n, row, column;    // sizes and strides in elements
-};
-
-// Lines of b lie one after the other, their 16-byte pieces exchanged as the tensor cores' own
-// 32-, 64- and 128-byte swizzles do.
-__device__ unsigned swizzled(int line, int piece) {
-    constexpr int kLinesOfRow = N_TILES < 8 ? 8 / N_TILES : 1;      // that fill the 32 banks
-    return line * kLine + ((piece ^ line / kLinesOfRow % N_TILES) * 16);
-}
-
-// PANEL lines of b from line `first` on, by the teams of one part; what lies beyond `end` is zero.  Blocks begin at
-// different lines (by `turn`, any number that spreads them); otherwise all would ask the same slice of L2 at the same
-// time.
-__device__ void fetch_b(unsigned to, const Right& b, Count first, Count end) {
-    const int turn = blockIdx.x / SPLITS * 88, index = threadIdx.x % (128 * TEAMS);
-    end = min(end, b.k);
-#if B_VECTOR
-    for (int i = index; i < PANEL * N_TILES; i += 128 * TEAMS) {
-        const int line = (i / N_TILES + turn) % PANEL, piece = i % N_TILES;
-        const bool real = first + line < end && 8 * piece < b.n;
-        copy16(to + swizzled(line, piece), real ? b.b + (first + line) * b.row + 8 * piece : b.b, real);
-    }
-#else
-    for (int i = index; i < PANEL * kColumns; i += 128 * TEAMS) {
-        const int line = i % PANEL, c = i / PANEL;
-        const bool real = first + line < end && c < b.n;
-        const Element x = real ? b.b[(first + line) * b.row + c * b.column] : Element(0);
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + swizzled(line, c / 8) + c % 8 * 2), "h"(x));
-    }
-#endif
-}
+#include "stream_chunks.cuh"
+#include "stream_panels.cuh"
 
 struct Product {
     Out::type* to;
@@ -218,64 +186,55 @@ __device__ void store_sums(const float4& x, int j, int member, const Left& a, co
             out.to[(row + i / 2 * 8) * out.row + (column + i % 2) * out.column] = Out::store(sums[i]);
 }
 
+// The sums of this warp's chunks.
+__device__ void multiply(Sums& acc, Stream& stream, const Panels& panels) {
+    Sums spill = {};
+    Fragment fragments[2];
+    if (stream.first()) fragments[0].decode(stream, 0);
+    for (int phase = 0; phase < panels.phases; ++phase) {
+        panels.await(phase);
+        unsigned b_at = panels.at(phase);
+        const int blocks = panels.blocks(phase);
+        for (int i = 0; i < blocks; ++i, b_at += 128 * kLine) multiply_block(acc, spill, fragments, stream, b_at);
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * N_TILES; ++i) acc[i] += spill[i];
+}
+
+// Store the sums of the first part, of which each of SPLITS blocks has a part.  `room`: shared memory.
+template <class Store> __device__ void finish(const Sums& acc, const Room& global, void* room, Store store) {
+    const bool first = threadIdx.x < kGroup;
+    if (SPLITS > 1) {
+        const Others others(global, room);
+        const Others::Group group = {2 * (blockIdx.x / SPLITS) * SPLITS, SPLITS};
+        if (Others::kKeeps) __syncthreads();         // nobody reads b, chunks or sums of parts any more
+        if (first) others.give(acc, threadIdx.x, group, 2 * blockIdx.x, true);
+        others.collect(group, true, store);
+    } else if (first) {
+#pragma unroll
+        for (int j = 0; j < N_TILES; ++j)
+            store({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]}, j, threadIdx.x);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 product(const Left a, const Right b, const Product out, const Room room) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const int warp = threadIdx.x / 32, team = warp / 4 % TEAMS, part = warp / 4 / TEAMS;
     const int block = blockIdx.x / SPLITS, rank = blockIdx.x % SPLITS;
     const int* strips = a.order + block * TEAMS * 4;
-    const int* cut = a.cuts + block * (SPLITS * PARTS + 1) + rank * PARTS;
+    const unsigned panels_at = (address(shared) + kBarriers + 1023) / 1024 * 1024;
+    unsigned char* rest = shared + (panels_at - address(shared));
     let_next_start();
-    const int from = cut[part], chunks = cut[part + 1] - from;
-    int phases = 1;
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p) phases = max(phases, (cut[p + 1] - cut[p] + kPanelChunks - 1) / kPanelChunks);
-    const unsigned b_stage = (address(shared) + kBarriers + 1023) / 1024 * 1024,
-                   b_part = b_stage + part * PANEL * kLine;
-    const auto fetch_panel = [&](int phase) {
-        const Count first = (Count(from) + phase * kPanelChunks) * SPAN;
-        if (phase < phases) fetch_b(b_part + phase % BUFFERS * kBBytes, b, first, Count(from + chunks) * SPAN);
-        commit_copies();
-    };
-    Stream stream;
-    stream.blob = a.blob;
-    stream.cursor = a.starts + (Count(blockIdx.x) * kWarps + warp) * a.pitch;
-    stream.stage_bytes = a.stage_bytes;
-    stream.stage = b_stage + BUFFERS * kBBytes + warp * STAGES * a.stage_bytes;
-    stream.arrivals = address(shared) + warp * 8 * STAGES;
-    stream.left = chunks;
-    stream.there = strips[team * 4 + warp % 4] >= 0;
+    const Panels panels(b, a.cuts + block * (SPLITS * PARTS + 1) + rank * PARTS, part, panels_at);
+    Stream stream(a, warp, panels.chunks(), strips[team * 4 + warp % 4] >= 0, address(shared), panels_at + BUFFERS * kBBytes);
     stream.begin();
     wait_for_previous();
-    for (int phase = 0; phase < kFirstPanels; ++phase) fetch_panel(phase);
-    Sums acc = {}, spill = {};
-    Fragment fragments[2];
-    if (stream.first()) fragments[0].decode(stream, 0);
-    for (int phase = 0; phase < phases; ++phase) {
-        wait_copies<WGMMA ? kFirstPanels - 1 : 0>();
-#if WGMMA
-        async_proxy_fence();
-#endif
-        __syncthreads();
-        if (BUFFERS > 1) fetch_panel(phase + kFirstPanels);
-        unsigned b_at = b_part + phase % BUFFERS * kBBytes;
-        const int blocks = min(kPanelChunks, chunks - phase * kPanelChunks) * kBlocks;
-        for (int i = 0; i < blocks; ++i, b_at += 128 * kLine) multiply_block(acc, spill, fragments, stream, b_at);
-    }
-#pragma unroll
-    for (int i = 0; i < 4 * N_TILES; ++i) acc[i] += spill[i];
-    if (PARTS > 1) add_parts(acc, shared + (b_stage - address(shared)));
-    const auto store = [&](const float4& x, int j, int member) { store_sums(x, j, member, a, b, out, strips); };
-    if (SPLITS > 1) {
-        const Others others(room, shared + (b_stage - address(shared)));
-        const Others::Group group = {2 * block * SPLITS, SPLITS};
-        if (Others::kKeeps) __syncthreads();         // nobody reads b, chunks or sums of parts any more
-        if (part == 0) others.give(acc, threadIdx.x, group, 2 * blockIdx.x, true);
-        others.collect(group, true, store);
-    } else if (part == 0) {
-#pragma unroll
-        for (int j = 0; j < N_TILES; ++j)
-            store({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]}, j, threadIdx.x);
-    }
+    panels.begin();
+    Sums acc = {};
+    multiply(acc, stream, panels);
+    if (PARTS > 1) add_parts(acc, rest);
+    finish(acc, room, rest,
+           [&](const float4& x, int j, int member) { store_sums(x, j, member, a, b, out, strips); });
 }
 #endif

@@ -115,8 +115,8 @@ constexpr u64 kADescriptor = descriptor(kSwizzle64, 512);
 constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);
 
 using Ring = GatherPipeline<STAGES, kConsumers * 4>;
-using Others = ClusterSums<kRowBlocks, kConsumers>;
-static_assert(Others::bytes <= kMetadataAt);
+using Cluster = ClusterSums<kRowBlocks, kConsumers>;
+static_assert(Cluster::bytes <= kMetadataAt);
 static_assert(!IN_STAGE || K_PARTS == 1 && kConsumers * kStaging <= kStageBytes);
 static_assert(kRowBlocks * BLOCK_N / kChunk % STAGING == 0);  // each piece begins with the first buffer
 
@@ -153,11 +153,45 @@ template <class Act> __device__ void for_each_piece(const Operands& of, Act act)
         act(piece, of.pieces[number].rows);
 }
 
+// How the sums of a tile are completed, if other blocks have a part of them.
+struct Exchange {
+    const Cluster& cluster;
+    PartialSums<kRowBlocks, kConsumers> partial;
+
+    // Send the blocks of the cluster what they add, and wait for theirs; or wait for the blocks before this one.
+    __device__ void begin(const Consumer& consumer, const Piece& piece) const {
+        if constexpr (K_PARTS > 1) {
+            cluster.meet();
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++) cluster.give(consumer.d[r], r);
+            cluster.await();
+        } else if constexpr (CUTS) {
+            partial.await(piece.helpers);
+        }
+    }
+    // Add what the others have to these sums of row block r, or give them away; false if this block does not store them.
+    template <class Sums> __device__ bool complete(Sums& sums, const Piece& piece, int r, int first) const {
+        if constexpr (K_PARTS > 1) return cluster.add(sums, r, first);
+        if (piece.gives())
+            partial.give(sums, r, first);
+        else if (CUTS)
+            partial.add(sums, piece.helpers, r, first);
+        return !piece.gives();
+    }
+};
+
+// Where a consumer arranges chunks of the result.
+__device__ inline u32 staging(const Consumer& consumer, u32 shared, int group) {
+#if IN_STAGE
+    return consumer.last_stage() + group * kStaging;
+#else
+    return shared + kStagingAt + group * kStaging;
+#endif
+}
+
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
-                               const Operands& of, const Ring& ring, const Workspace& workspace, const Others& parts,
-                               u32 shared) {
+                               const Operands& of, const Ring& ring, const Exchange& exchange, u32 shared) {
     const int group = uniform(threadIdx.x / 128);
-    const PartialSums<kRowBlocks, kConsumers> others(workspace);
     Consumer consumer(ring, shared, group);
     for_each_piece(of, [&](const Piece& piece, const int* rows) {
         int row[kRowBlocks];
@@ -166,36 +200,17 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
             row[r] = ROWS_BY_NUMBER ? piece.row + (group * kRowBlocks + r) * 64 : rows[group * kRowBlocks + r];
         consumer.multiply(piece);
         consumer.finish();
-        if constexpr (K_PARTS > 1) {
-            parts.meet();
-#pragma unroll
-            for (int r = 0; r < kRowBlocks; r++) parts.give(consumer.d[r], r);
-            parts.await();
-        } else if constexpr (CUTS) {
-            others.await(piece.helpers);
-        }
-#if IN_STAGE
-        const u32 staging = consumer.last_stage() + group * kStaging;
-#else
-        const u32 staging = shared + kStagingAt + group * kStaging;
-#endif
+        exchange.begin(consumer, piece);
 #if ROWS_BY_NUMBER
-        const StripStore result(out, of.rows, of.m, of.n, staging);
+        const StripStore result(out, of.rows, of.m, of.n, staging(consumer, shared, group));
 #else
-        ResultStore result(out_map, out, params, of.m, of.n, staging);
+        ResultStore result(out_map, out, params, of.m, of.n, staging(consumer, shared, group));
 #endif
 #pragma unroll
-        for (int r = 0; r < kRowBlocks; r++) {
-            result.store(consumer.d[r], row[r], piece.column, 0, [&](auto& sums, int first) {
-                if constexpr (K_PARTS > 1) return parts.add(sums, r, first);
-                if (piece.gives())
-                    others.give(sums, r, first);
-                else if (CUTS)
-                    others.add(sums, piece.helpers, r, first);
-                return !piece.gives();
-            });
-        }
-        if (piece.gives()) others.publish();
+        for (int r = 0; r < kRowBlocks; r++)
+            result.store(consumer.d[r], row[r], piece.column, 0,
+                         [&](auto& sums, int first) { return exchange.complete(sums, piece, r, first); });
+        if (piece.gives()) exchange.partial.publish();
 #if IN_STAGE
         result.finish();
         consumer.leave();
@@ -220,13 +235,13 @@ hybrid_wgmma(const __grid_constant__ TensorMap b, const __grid_constant__ Tensor
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = uniform(shared_address(memory));
     const Ring ring(shared + kBarriersAt);
-    const Others parts(shared, shared + kBarriersAt + Ring::bytes, K_PARTS > 1 ? cluster_rank() : 0);
+    const Cluster cluster(shared, shared + kBarriersAt + Ring::bytes, K_PARTS > 1 ? cluster_rank() : 0);
 
     if (threadIdx.x == kProducer) {
         prefetch_map(b);
         if (OUT_BULK) prefetch_map(out_map);
         ring.init();
-        if (K_PARTS > 1) parts.init();
+        if (K_PARTS > 1) cluster.init();
     }
     let_next_start();
     __syncthreads();  // no cluster_sync: the blocks of a cluster meet before they send sums
@@ -234,10 +249,11 @@ hybrid_wgmma(const __grid_constant__ TensorMap b, const __grid_constant__ Tensor
     if (threadIdx.x >= kProducer) {
         give_registers<kProducerRegisters>();
         produce(b, of, ring, shared);
-        if (K_PARTS > 1) parts.meet();
+        if (K_PARTS > 1) cluster.meet();
     } else {
         take_registers<kConsumerRegisters>();
         wait_for_previous();
-        consume(out_map, out, params, of, ring, workspace, parts, shared);
+        const Exchange exchange = {cluster, PartialSums<kRowBlocks, kConsumers>(workspace)};
+        consume(out_map, out, params, of, ring, exchange, shared);
     }
 }

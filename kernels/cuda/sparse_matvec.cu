@@ -130,7 +130,10 @@ inline void load_b(Step& to, const float* b, const Shape& s, int step, int colum
     }
 }
 
-inline void multiply(float (&sums)[PAIRS][2][COLUMNS], const Piece (&pieces)[PAIRS], const Step& b) {
+using Sums = float[PAIRS][2][COLUMNS];
+constexpr int kSums = 2 * PAIRS * COLUMNS;
+
+inline void multiply(Sums& sums, const Piece (&pieces)[PAIRS], const Step& b) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i)
@@ -150,69 +153,84 @@ inline void multiply(float (&sums)[PAIRS][2][COLUMNS], const Piece (&pieces)[PAI
             }
 }
 
-// Adds up every sum over all lanes; lane l returns that of number l % (2 PAIRS COLUMNS).
-inline float over_lanes(float (&sums)[PAIRS][2][COLUMNS]) {
-    constexpr int count = 2 * PAIRS * COLUMNS;
-    auto& all = reinterpret_cast<float(&)[count]>(sums);
+// What a warp multiplies.  Blocks of the same rows are neighbours, so that L2 serves them all.
+struct Position {
+    int warp = threadIdx.x / 32 % kRowWarps, part = threadIdx.x / 32 / kRowWarps;
+    int column0, batch, first_pair;
+
+    explicit Position(const Shape& s) {
+        const int tiles_n = (s.n + COLUMNS - 1) / COLUMNS;
+        const int tiles_m = ((s.m + 15) / 16 * 8 + kBlockPairs - 1) / kBlockPairs;
+        column0 = blockIdx.x % tiles_n * COLUMNS, batch = blockIdx.x / tiles_n / tiles_m;
+        first_pair = blockIdx.x / tiles_n % tiles_m * kBlockPairs + warp * PAIRS;
+    }
+};
+
+// The sums of a warp over its part of k.  `ring`: two buffers take turns.
+inline void accumulate(Sums& sums, const Position& at, const Rows& rows, const float* b, const Shape& s,
+                       Step (*ring)[PARTS]) {
+    const bool by_lines = !B_COLUMN && kWide > 1 && has_lines(b, s);
+    const int steps = (s.k + kStep - 1) / kStep, rounds = (steps + PARTS - 1) / PARTS;
+    Piece now[PAIRS], next[PAIRS];
+    rows.load(next, s, at.part);
+    for (int round = 0; round < rounds; ++round) {
+        const int step = round * PARTS + at.part;
+        Step& of_b = ring[round % 2][at.part];
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) now[i] = next[i];
+        rows.load(next, s, step + PARTS);
+        if (by_lines)
+            load_lines(of_b, b, s, step, at.column0, at.warp);
+        else
+            load_b(of_b, b, s, step, at.column0, at.warp);
+        __syncthreads();  // one for each round is enough: the buffer is written again two rounds later
+        multiply(sums, now, of_b);
+    }
+}
+
+// Adds up every sum over all lanes; lane l returns that of number l % kSums.
+inline float over_lanes(Sums& sums) {
+    auto& all = reinterpret_cast<float(&)[kSums]>(sums);
     float mine = 0;
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < kSums; ++i) {
 #pragma unroll
         for (int other = 16; other; other /= 2) all[i] += __shfl_xor_sync(~0u, all[i], other);
-        if (threadIdx.x % count == i) mine = all[i];
+        if (threadIdx.x % kSums == i) mine = all[i];
     }
     return mine;
+}
+
+// Adds up the sums of the parts; the total is what the warps of the first part return.
+inline float over_parts(float sum, const Position& at, char* memory) {
+    const int lane = threadIdx.x % 32;
+    auto* partials = reinterpret_cast<float(*)[kRowWarps][kSums]>(memory);
+    __syncthreads();
+    if (lane < kSums) partials[at.part][at.warp][lane] = sum;
+    __syncthreads();
+    if (at.part == 0 && lane < kSums)
+        for (int i = 1; i < PARTS; ++i) sum += partials[i][at.warp][lane];
+    return sum;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 sparse_matvec(const char* values, const char* packed, const float* b, Scalar<Kind::OUTPUT>::type* out,
               const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(16) char memory[];
-    auto* ring = reinterpret_cast<Step(*)[PARTS]>(memory);  // two of them take turns
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kRowWarps, part = threadIdx.x / 32 / kRowWarps;
-    // Blocks of the same rows are neighbours, so that L2 serves them all.
-    const int tiles_n = (s.n + COLUMNS - 1) / COLUMNS;
-    const int tiles_m = ((s.m + 15) / 16 * 8 + kBlockPairs - 1) / kBlockPairs;
-    const int column0 = blockIdx.x % tiles_n * COLUMNS, batch = blockIdx.x / tiles_n / tiles_m;
-    const int first_pair = blockIdx.x / tiles_n % tiles_m * kBlockPairs + warp * PAIRS;
-    const Rows rows(values + batch * s.a_batch, packed + batch * s.meta_batch, first_pair);
-    b += batch * s.b_batch;
-    const bool by_lines = !B_COLUMN && kWide > 1 && has_lines(b, s);
+    const Position at(s);
+    const Rows rows(values + at.batch * s.a_batch, packed + at.batch * s.meta_batch, at.first_pair);
     let_next_start();
     wait_for_previous();
 
-    const int steps = (s.k + kStep - 1) / kStep, rounds = (steps + PARTS - 1) / PARTS;
-    float sums[PAIRS][2][COLUMNS] = {};
-    Piece now[PAIRS], next[PAIRS];
-    rows.load(next, s, part);
-    for (int round = 0; round < rounds; ++round) {
-        const int step = round * PARTS + part;
-        Step& of_b = ring[round % 2][part];
-#pragma unroll
-        for (int i = 0; i < PAIRS; ++i) now[i] = next[i];
-        rows.load(next, s, step + PARTS);
-        if (by_lines)
-            load_lines(of_b, b, s, step, column0, warp);
-        else
-            load_b(of_b, b, s, step, column0, warp);
-        __syncthreads();  // one for each round is enough: the buffer is written again two rounds later
-        multiply(sums, now, of_b);
-    }
-
-    constexpr int count = 2 * PAIRS * COLUMNS;
+    Sums sums = {};
+    accumulate(sums, at, rows, b + at.batch * s.b_batch, s, reinterpret_cast<Step(*)[PARTS]>(memory));
     float sum = over_lanes(sums);
-    if constexpr (PARTS > 1) {
-        auto* partials = reinterpret_cast<float(*)[kRowWarps][count]>(memory);
-        __syncthreads();
-        if (lane < count) partials[part][warp][lane] = sum;
-        __syncthreads();
-        if (part || lane >= count) return;
-        for (int i = 1; i < PARTS; ++i) sum += partials[i][warp][lane];
-    }
-    const int c = lane % COLUMNS, half = lane / COLUMNS % 2, pair = lane / COLUMNS / 2;
-    if (lane >= count) return;
-    const int mine = first_pair + pair, row = mine / 8 * 16 + mine % 8 + 8 * half, column = column0 + c;
+    if constexpr (PARTS > 1) sum = over_parts(sum, at, memory);
+    const int lane = threadIdx.x % 32;
+    if (at.part || lane >= kSums) return;
+    const int c = lane % COLUMNS, half = lane / COLUMNS % 2, pair = at.first_pair + lane / COLUMNS / 2;
+    const int row = pair / 8 * 16 + pair % 8 + 8 * half, column = at.column0 + c;
     if (row < s.m && column < s.n)
-        out[batch * s.out_batch + row * s.out_row + column * s.out_column] =
-            epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, p, batch, row, column);
+        out[at.batch * s.out_batch + row * s.out_row + column * s.out_column] =
+            epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, p, at.batch, row, column);
 }

@@ -29,6 +29,30 @@ constexpr int kPitch = kTile + 4 / BYTES;
 
 struct alignas(16) Vector { Word x[kPer]; };
 
+// A vector of a line to its place in the tile, by words of 4 bytes, as lines of the tile begin at any of these.  Of `inside`
+// elements that exist from there on, as many as fit; the others are zero.
+__device__ inline void fetch(Word* to, const Word* from, int inside, int aligned) {
+    Vector x;
+    if (aligned && inside >= kPer) {
+        x = *reinterpret_cast<const Vector*>(from);
+    } else {
+#pragma unroll
+        for (int j = 0; j < kPer; j++) x.x[j] = j < inside ? from[j] : Word(0);
+    }
+    const unsigned* words = reinterpret_cast<const unsigned*>(&x);
+#pragma unroll
+    for (int j = 0; j < 4; j++) reinterpret_cast<unsigned*>(to)[j] = words[j];
+}
+__device__ inline void store(Word* to, const Vector& x, int inside) {
+    if (inside >= kPer) {
+        *reinterpret_cast<Vector*>(to) = x;
+    } else {
+#pragma unroll
+        for (int j = 0; j < kPer; j++)
+            if (j < inside) to[j] = x.x[j];
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads)
 transpose(const Word* in, long long in_pitch, long long in_batch, Word* out, long long out_pitch, long long out_batch,
           int k, int n, int aligned) {
@@ -44,17 +68,7 @@ transpose(const Word* in, long long in_pitch, long long in_batch, Word* out, lon
     for (int i = threadIdx.x; i < kTile * kVectors; i += kThreads) {
         const int row = i / kVectors, column = i % kVectors * kPer, inside = n - n0 - column;
         if (k0 + row >= k) continue;
-        const Word* from = in + (k0 + row) * in_pitch + n0 + column;
-        Vector x;
-        if (aligned && inside >= kPer) {
-            x = *reinterpret_cast<const Vector*>(from);
-        } else {
-#pragma unroll
-            for (int j = 0; j < kPer; j++) x.x[j] = j < inside ? from[j] : Word(0);
-        }
-        const unsigned* words = reinterpret_cast<const unsigned*>(&x);
-#pragma unroll
-        for (int j = 0; j < 4; j++) reinterpret_cast<unsigned*>(&tile[row][column])[j] = words[j];
+        fetch(&tile[row][column], in + (k0 + row) * in_pitch + n0 + column, inside, aligned);
     }
     __syncthreads();
 
@@ -64,13 +78,6 @@ transpose(const Word* in, long long in_pitch, long long in_batch, Word* out, lon
         Vector x;
 #pragma unroll
         for (int j = 0; j < kPer; j++) x.x[j] = tile[row + j][column];
-        Word* to = out + (n0 + column) * out_pitch + k0 + row;
-        if (inside >= kPer) {
-            *reinterpret_cast<Vector*>(to) = x;
-        } else {
-#pragma unroll
-            for (int j = 0; j < kPer; j++)
-                if (j < inside) to[j] = x.x[j];
-        }
+        store(out + (n0 + column) * out_pitch + k0 + row, x, inside);
     }
 }

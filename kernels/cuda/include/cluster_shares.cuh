@@ -43,10 +43,10 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
 #pragma unroll
         for (int piece = 0; piece < tiles * arrays; piece++) {
             const u32 owner = piece / kShare;
+            const float4 x = held(sums, piece);
             if (owner == rank_) continue;
-            const float* x = &sums[piece / tiles][piece % tiles * 4];
-            store_remote(remote_address(place(piece, rank_, owner), owner), __float_as_uint(x[0]), __float_as_uint(x[1]),
-                         __float_as_uint(x[2]), __float_as_uint(x[3]), remote_address(room_ + kBytes, owner));
+            store_remote(remote_address(place(piece, rank_, owner), owner), __float_as_uint(x.x), __float_as_uint(x.y),
+                         __float_as_uint(x.z), __float_as_uint(x.w), remote_address(room_ + kBytes, owner));
         }
     }
     // Wait for the other blocks' sums; then call act(number of a piece within the share, four sums) for the block's
@@ -55,12 +55,12 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
         if (blocks > 1) barrier_wait(room_ + kBytes, 0);
 #pragma unroll
         for (int piece = 0; piece < tiles * arrays; piece++) {
+            const float4 own = held(sums, piece);
             if (piece / kShare != rank_) continue;
-            const float* own = &sums[piece / tiles][piece % tiles * 4];
             float4 all = {0, 0, 0, 0};
 #pragma unroll
             for (u32 rank = 0; rank < blocks; rank++) {
-                const float4 x = rank == rank_ ? float4{own[0], own[1], own[2], own[3]} : sent(piece, rank);
+                const float4 x = rank == rank_ ? own : sent(piece, rank);
                 all.x += x.x, all.y += x.y, all.z += x.z, all.w += x.w;
             }
             act(piece % kShare, all);
@@ -68,6 +68,12 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
     }
 
   private:
+    // This thread's four sums of a piece.  Read before any branch: the compiler would merge branches that read different
+    // pieces, index the sums by the piece's number, and so keep them on a stack.
+    __device__ static float4 held(const float (&sums)[arrays][4 * tiles], int piece) {
+        const float* x = &sums[piece / tiles][piece % tiles * 4];
+        return {x[0], x[1], x[2], x[3]};
+    }
     // Where `owner` keeps this thread's four sums of a piece from `sender`; the owner itself has no place.
     __device__ u32 place(int piece, u32 sender, u32 owner) const {
         const u32 share = sender - (sender > owner);

@@ -47,6 +47,11 @@ struct Stream {
     unsigned codes[2];
     unsigned high;                   // the codes of all second pairs
 
+    // Of a warp of the block.  Barriers of all warps begin at `barriers`, their stages at `stages`.
+    __device__ Stream(const Left& a, int warp, int chunks, bool there, unsigned barriers, unsigned stages)
+        : blob(a.blob), cursor(a.starts + (Count(blockIdx.x) * kWarps + warp) * a.pitch),
+          stage(stages + warp * STAGES * a.stage_bytes), stage_bytes(a.stage_bytes),
+          arrivals(barriers + warp * 8 * STAGES), left(chunks), there(there) {}
     __device__ void begin() {
         high = kHighPairs | (stage_bytes & 1);   // adds 0, as sizes are even: the compiler cannot see that, and keeps this in a register
         here = parity = block = 0;
