@@ -104,8 +104,8 @@ class Refusals:
 
         Two that would read the error of `__array__` as "not equal" are refused.
         """
-        if function is np.dot and len(args) == 2 and not kwargs and max(map(np.ndim, args)) < 3:
-            return args[0] @ args[1]  # with more axes it is another product than @
+        if function is np.dot and len(args) == 2 and not kwargs and _is_matmul(*args):
+            return args[0] @ args[1]
         if function.__name__ in ("array_equal", "array_equiv"):
             raise DTypeError(
                 f"{type(self).__name__} is not compared element by element; compare its .toarray()"
@@ -125,6 +125,11 @@ class Refusals:
         raise DTypeError(
             f"{type(self).__name__} of two axes cannot be iterated over; use .toarray() or .tocsr()"
         )
+
+
+def _is_matmul(a: Any, b: Any) -> bool:
+    """True if ``numpy.dot(a, b)`` is ``a @ b``: of two stacks it pairs each matrix with all."""
+    return np.ndim(b) < 3 or np.ndim(a) < 2
 
 
 def _scipy_multiplies(caller: FrameType) -> bool:
