@@ -102,10 +102,16 @@ class Refusals:
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """`numpy.dot`, and reductions without options that no method here has.
 
-        Two that would read the error of `__array__` as "not equal" are refused.
+        Two that would read the error of `__array__` as "not equal" are refused, and those that save
+        arrays name functions that save these.
         """
         if function is np.dot and len(args) == 2 and not kwargs and _is_matmul(*args):
             return args[0] @ args[1]
+        if function in (np.save, np.savez, np.savez_compressed):
+            raise DTypeError(
+                f"numpy.{function.__name__} saves dense arrays, got a {type(self).__name__}; use "
+                "sparse24.save_npz or sparse24.save_safetensors, or its .toarray()"
+            )
         if function.__name__ in ("array_equal", "array_equiv"):
             raise DTypeError(
                 f"{type(self).__name__} is not compared element by element; compare its .toarray()"
