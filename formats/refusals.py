@@ -83,6 +83,11 @@ class Refusals:
             f"{type(self).__name__} cannot be indexed; use .tocsr()[...] or .toarray()[...]"
         )
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise DTypeError(
+            f"{type(self).__name__} is immutable; change its .toarray(), and make a new one of that"
+        )
+
     def __array__(self, *args, **kwargs):
         if _scipy_multiplies(sys._getframe(1)):
             opaque = np.empty((), object)

@@ -227,6 +227,14 @@ def test_a_batch_is_indexed_by_whole_numbers(pattern):
             batch[key]
 
 
+def test_elements_cannot_be_written(a):
+    before = a.toarray()
+    for key in (0, (1, 2), slice(None), before > 0):
+        with pytest.raises(s24.DTypeError, match=r"is immutable; change its \.toarray\(\)"):
+            a[key] = 0
+    np.testing.assert_array_equal(a.toarray(), before)
+
+
 def test_attributes_cannot_be_deleted():
     w = np.ones((4, 8), np.float32)
     of_6_8 = s24.compress(w, pattern=(6, 8), on_excess="prune")
