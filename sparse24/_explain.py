@@ -33,7 +33,7 @@ NOTHING = "none"  # what runs where a result has no elements
 
 
 def explain(
-    a, b, out=None, *, c=None, alpha=1.0, beta=0.0, dtype=None, epilogue=None, scales=None,
+    a, b, out=None, *, c=None, alpha=1.0, beta=None, dtype=None, epilogue=None, scales=None,
     algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True, offsets=None,
     gated=False,
 ) -> Explanation:  # fmt: skip
@@ -85,7 +85,10 @@ def explain(
     fast_accumulation = _check.flag(fast_accumulation, argument="fast_accumulation")
     gated = _check.flag(gated, argument="gated")
     if offsets is not None:
-        alpha, beta = _check.number(alpha, argument="alpha"), _check.number(beta, argument="beta")
+        alpha, beta = (
+            _check.number(factor, argument=name)
+            for name, factor in (("alpha", alpha), ("beta", 0.0 if beta is None else beta))
+        )
         unknown = c is not None or epilogue is not None or a_dtype is not None
         if unknown or (alpha, beta, algorithm) != (1.0, 0.0, "auto"):
             raise ArgumentError(
