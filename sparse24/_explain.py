@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 from sparse24 import (
     _arrays,
     _batch_axes,
@@ -15,7 +17,7 @@ from sparse24 import (
     _product,
     _tuning_cache,
 )
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._explanation import Explanation
 from sparse24._matmul import OURS, check_algorithm, embedded, factors, named_type
 from sparse24._options import Call
@@ -100,10 +102,21 @@ def explain(
         return Explanation(chosen, (), {}, why)
     if gated:
         raise ArgumentError("gated=True is an option of grouped products; pass their offsets, too")
+    _refuse_numbers(a, b)
     alpha, beta = factors(alpha, beta, c)
     other_dtype = named_type(a, b, a_dtype, b_dtype)
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     return explained(a, b, out, call)
+
+
+def _refuse_numbers(a, b) -> None:
+    """Refuse a number of columns, which `HybridArray.explain` takes, in place of an operand."""
+    for argument, operand in (("a", a), ("b", b)):
+        if isinstance(operand, numbers.Number):
+            raise ShapeError(
+                f"{argument} must have at least one axis, got a scalar, {operand!r}; pass an "
+                "operand with as many tokens or columns, as numpy.empty((k, n), dtype) makes one"
+            )
 
 
 def explained(a, b, out, call: Call) -> Explanation:
