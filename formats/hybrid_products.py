@@ -28,6 +28,7 @@ from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24._hybrid.predict import copied_by
 from sparse24._hybrid.staged import by_rows
 from sparse24._options import NO_OPTIONS, Call
+from sparse24._product import if_transposed
 from sparse24._promotion import promote, promoted_integers, result_of
 from sparse24._target import check_out, given
 from sparse24.formats import hybrid_stacks
@@ -226,8 +227,9 @@ def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
     _check.not_scalar(x.shape, argument=argument)
     if x.shape[-1 if rows or x.ndim == 1 else -2] != h.shape[1]:
         shapes = "(k,) or (..., n, k)" if rows else "(k,), (k, n) or (..., k, n)"
+        way_out = if_transposed(x.shape, h.shape[::-1]) if rows else if_transposed(h.shape, x.shape)
         raise ShapeError(
-            f"{argument} must have shape {shapes} with k = {h.shape[1]}, got {x.shape}"
+            f"{argument} must have shape {shapes} with k = {h.shape[1]}, got {x.shape}{way_out}"
         )
 
 

@@ -83,6 +83,11 @@ class Refusals:
             f"{type(self).__name__} cannot be indexed; use .tocsr()[...] or .toarray()[...]"
         )
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise DTypeError(
+            f"{type(self).__name__} is immutable; change its .toarray(), and make a new one of that"
+        )
+
     def __array__(self, *args, **kwargs):
         if _scipy_multiplies(sys._getframe(1)):
             opaque = np.empty((), object)
@@ -102,10 +107,16 @@ class Refusals:
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """`numpy.dot`, and reductions without options that no method here has.
 
-        Two that would read the error of `__array__` as "not equal" are refused.
+        Two that would read the error of `__array__` as "not equal" are refused, and those that save
+        arrays name functions that save these.
         """
-        if function is np.dot and len(args) == 2 and not kwargs and max(map(np.ndim, args)) < 3:
-            return args[0] @ args[1]  # with more axes it is another product than @
+        if function is np.dot and len(args) == 2 and not kwargs and _is_matmul(*args):
+            return args[0] @ args[1]
+        if function in (np.save, np.savez, np.savez_compressed):
+            raise DTypeError(
+                f"numpy.{function.__name__} saves dense arrays, got a {type(self).__name__}; use "
+                "sparse24.save_npz or sparse24.save_safetensors, or its .toarray()"
+            )
         if function.__name__ in ("array_equal", "array_equiv"):
             raise DTypeError(
                 f"{type(self).__name__} is not compared element by element; compare its .toarray()"
@@ -125,6 +136,11 @@ class Refusals:
         raise DTypeError(
             f"{type(self).__name__} of two axes cannot be iterated over; use .toarray() or .tocsr()"
         )
+
+
+def _is_matmul(a: Any, b: Any) -> bool:
+    """True if ``numpy.dot(a, b)`` is ``a @ b``: of two stacks it pairs each matrix with all."""
+    return np.ndim(b) < 3 or np.ndim(a) < 2
 
 
 def _scipy_multiplies(caller: FrameType) -> bool:

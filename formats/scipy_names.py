@@ -35,6 +35,9 @@ OF_OTHERS = {
     "A": ".toarray()", "H": ".T", "getnnz": ".nnz or .tocsr().count_nonzero(axis)",
     "getrow": ".tocsr()[[i]]", "getcol": ".tocsr()[:, [j]]",
     "row": ".tocoo().row", "col": ".tocoo().col", "coords": ".tocoo().coords",
+    "detach": "sparse24.torch.to_sparse_semi_structured(A) for a parameter of torch",
+    "mm": "@", "mv": "@", "save": "sparse24.save_safetensors or sparse24.save_npz",
+    "sparsity": "1 - A.density",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,6 +73,10 @@ def compress_blocks(
     return _blocks(x, step, move, on_excess, dtype)
 
 
+def _is_path(x) -> bool:
+    return isinstance(x, str | os.PathLike)
+
+
 def _sliceable(x):
     """`x` on the host, where slices of rows become NumPy arrays; it need not be one itself."""
     if _arrays.is_torch(x) or _arrays.is_jax(x) or _arrays.is_sparse_matrix(x):
@@ -79,8 +84,10 @@ def _sliceable(x):
     if _arrays.is_cupy(x):
         raise ArgumentError("x is on the GPU as a whole already; use sparse24.compress")
     if not hasattr(x, "shape") or not hasattr(x, "dtype") or isinstance(x, type):
+        way_out = "numpy.load(path, mmap_mode='r') opens" if _is_path(x) else "numpy.asarray makes"
         raise ArgumentError(
-            f"x must have shape, dtype and row slices, as ndarray and memmap do, got {type(x)}"
+            "x must have shape, dtype and row slices, as ndarray and memmap do, got "
+            f"{type(x).__name__}; {way_out} one"
         )
     _check.unmasked(x, argument="x")
     if len(x.shape) != 2:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 from sparse24 import (
     _arrays,
     _batch_axes,
@@ -15,7 +17,7 @@ from sparse24 import (
     _product,
     _tuning_cache,
 )
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._explanation import Explanation
 from sparse24._matmul import OURS, check_algorithm, embedded, factors, named_type
 from sparse24._options import Call
@@ -33,7 +35,7 @@ NOTHING = "none"  # what runs where a result has no elements
 
 
 def explain(
-    a, b, out=None, *, c=None, alpha=1.0, beta=0.0, dtype=None, epilogue=None, scales=None,
+    a, b, out=None, *, c=None, alpha=1.0, beta=None, dtype=None, epilogue=None, scales=None,
     algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True, offsets=None,
     gated=False,
 ) -> Explanation:  # fmt: skip
@@ -85,7 +87,10 @@ def explain(
     fast_accumulation = _check.flag(fast_accumulation, argument="fast_accumulation")
     gated = _check.flag(gated, argument="gated")
     if offsets is not None:
-        alpha, beta = _check.number(alpha, argument="alpha"), _check.number(beta, argument="beta")
+        alpha, beta = (
+            _check.number(factor, argument=name)
+            for name, factor in (("alpha", alpha), ("beta", 0.0 if beta is None else beta))
+        )
         unknown = c is not None or epilogue is not None or a_dtype is not None
         if unknown or (alpha, beta, algorithm) != (1.0, 0.0, "auto"):
             raise ArgumentError(
@@ -97,10 +102,21 @@ def explain(
         return Explanation(chosen, (), {}, why)
     if gated:
         raise ArgumentError("gated=True is an option of grouped products; pass their offsets, too")
+    _refuse_numbers(a, b)
     alpha, beta = factors(alpha, beta, c)
     other_dtype = named_type(a, b, a_dtype, b_dtype)
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     return explained(a, b, out, call)
+
+
+def _refuse_numbers(a, b) -> None:
+    """Refuse a number of columns, which `HybridArray.explain` takes, in place of an operand."""
+    for argument, operand in (("a", a), ("b", b)):
+        if isinstance(operand, numbers.Number):
+            raise ShapeError(
+                f"{argument} must have at least one axis, got a scalar, {operand!r}; pass an "
+                "operand with as many tokens or columns, as numpy.empty((k, n), dtype) makes one"
+            )
 
 
 def explained(a, b, out, call: Call) -> Explanation:

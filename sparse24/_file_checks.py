@@ -40,6 +40,20 @@ def damaged(path: Path, what: object) -> FormatError:
     return FormatError(f"{path} cannot be read: {what}; {otherwise}")
 
 
+def not_safetensors(file: Any, path: Path, what: object) -> FormatError:
+    """The error of a file that is damaged, or that NumPy wrote and only its name is of another."""
+    file.seek(0)
+    start = file.read(len(np.lib.format.MAGIC_PREFIX))
+    if start == np.lib.format.MAGIC_PREFIX:
+        return FormatError(f"{path} is an npy file, not safetensors; load it with numpy.load")
+    if start.startswith(b"PK") and way_to_read(path) is None:  # a zip archive
+        return FormatError(
+            f"{path} is an npz file, not safetensors; rename it, to load it with sparse24.load_npz "
+            "or numpy.load"
+        )
+    return damaged(path, what)
+
+
 def way_to_read(path: str | os.PathLike) -> str | None:
     """What to do with a file that by its name is of another kind; it may be packed: a.mtx.gz."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in _PACKED]

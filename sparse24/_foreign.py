@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,24 +55,36 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
         array = np.asarray(x)
     except ValueError as error:
         raise ShapeError(f"{argument} must be an array: {error}") from error
-    if array.dtype == object or (array.dtype.kind in "SU" and not array.ndim):
-        kind = type(x).__name__
-        if array.ndim:
-            raise DTypeError(
-                f"{argument} must hold numbers, got a {kind} that NumPy reads as objects; replace "
-                "None, and integers beyond 64 bits"
-            )
-        raise DTypeError(f"{argument} must be an array, got {kind}{_way_to_array(x)}")
+    if array.dtype.kind in "OSU":  # mappings that have a length are read as the list of their keys
+        _refuse_words(x, array, argument)
     return array, identity
 
 
+def _refuse_words(x: Any, array: np.ndarray, argument: str) -> None:
+    """Refuse what NumPy reads as objects, and as strings what is no list of them."""
+    kind, way = type(x).__name__, _way_to_array(x)
+    if way or not array.ndim:
+        raise DTypeError(f"{argument} must be an array, got {kind}{way}")
+    if array.dtype == object:
+        raise DTypeError(
+            f"{argument} must hold numbers, got a {kind} that NumPy reads as objects; replace "
+            "None, and integers beyond 64 bits"
+        )
+
+
 def _way_to_array(x: Any) -> str:
-    """How to get at the array of what has one, or to do without: a file's name, a layer."""
+    """How to get at the arrays of what has some, or to do without: a file's name, a model."""
     if isinstance(x, str | bytes | os.PathLike):
         return "; read the file first, with the reader of its format"
     if hasattr(x, "matvec"):
         return "; multiply operators: wrap the sparse array by scipy.sparse.linalg.aslinearoperator"
-    return "; pass its .weight" if hasattr(x, "weight") else ""
+    if isinstance(x, Mapping):
+        return "; pass its arrays one by one"
+    if hasattr(x, "weight"):
+        return "; pass its .weight"
+    if hasattr(x, "named_modules"):  # a model of torch
+        return "; pass the .weight of each layer, or the model to sparse24.torch.sparsify"
+    return ""
 
 
 def goes_by_view(x: Any) -> bool:

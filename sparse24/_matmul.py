@@ -27,7 +27,7 @@ OURS = (SparseArray, Windows24)  # what multiplies by itself
 
 
 def matmul(
-    a, b, /, out=None, *, c=None, alpha=1.0, beta=0.0, dtype=None, epilogue=None, scales=None,
+    a, b, /, out=None, *, c=None, alpha=1.0, beta=None, dtype=None, epilogue=None, scales=None,
     algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True, precision="full",
 ):  # fmt: skip
     """Multiply, sparsely where an operand is 2:4: ``alpha * (a @ b) + beta * c``.
@@ -43,10 +43,12 @@ def matmul(
     out : array, optional
         Where to write the result; any strides.  Must not overlap an operand.
     c : array, optional
-        Array to add, with factor `beta`; shape and dtype of the result.  May be `out`
-        itself.  Not read where `beta` is 0, the default.
-    alpha, beta : float
-        Factors of the product and of `c`.
+        Array to add, with factor `beta`, which must be named; shape and dtype of the result.  May
+        be `out` itself.  Not read where `beta` is 0.
+    alpha : float, default 1.0
+        Factor of the product.
+    beta : float, optional
+        Factor of `c`.
     dtype : dtype, optional
         Type of the result: int32, or any type that operands may have, but float64 operands give
         int8 and int32 on the CPU only.  By default that of the operands; int8 gives int32 and fp8
@@ -123,7 +125,9 @@ def matmul(
         a, b = _plain_operands.one_sparse(a, b, a_dtype, b_dtype)
     if precision == "full":
         a, b = embedded(a), embedded(b)
-    if type(alpha) is not float or type(beta) is not float or beta:
+    if type(alpha) is float and beta is None and c is None:
+        beta = 0.0
+    else:
         alpha, beta = factors(alpha, beta, c)
     other_dtype = named_type(a, b, a_dtype, b_dtype)
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
@@ -152,8 +156,11 @@ def check_algorithm(name) -> None:
 
 
 def factors(alpha, beta, c) -> tuple[float, float]:
-    """Both factors as floats; refuses `beta` without an array `c` to add."""
-    alpha, beta = _check.number(alpha, argument="alpha"), _check.number(beta, argument="beta")
+    """Both factors as floats; refuses `beta` without an array `c` to add, and `c` without it."""
+    if c is not None and beta is None:
+        raise ArgumentError("c needs beta, its factor; pass beta=1.0 to add c as it is")
+    beta = 0.0 if beta is None else _check.number(beta, argument="beta")
+    alpha = _check.number(alpha, argument="alpha")
     if beta and c is None:
         raise ArgumentError(
             f"beta={beta:g} needs c, the array to add; pass c=out to add to what out holds"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -192,8 +193,17 @@ def plan(
         return MatmulPlan(a, b, out_order, b_dtype, options)
 
 
+def _without_dtype(a: Sparse24Array, shape: tuple, given) -> ArgumentError:
+    return ArgumentError(
+        "b_spec must be an array, or its shape and dtype such as "
+        f"({shape}, {a.dtype.name!r}), got {given!r}"
+    )
+
+
 def _example(a: Sparse24Array, b_spec, b_dtype):
     """An array like those that a plan is for, and what its bits mean if that must be said."""
+    if isinstance(b_spec, numbers.Number):
+        raise _without_dtype(a, (a.shape[-1], b_spec), b_spec)
     if not isinstance(b_spec, tuple):
         own = _foreign.float8_of(b_spec) if b_dtype is None else b_dtype
         return _foreign.take(b_spec, argument="b_spec")[0], own
@@ -201,10 +211,7 @@ def _example(a: Sparse24Array, b_spec, b_dtype):
         raise ArgumentError(f"b_spec must be an array, or its shape and dtype, got {b_spec!r}")
     shape, dtype = b_spec
     if isinstance(dtype, int):
-        raise ArgumentError(
-            "b_spec must be an array, or its shape and dtype such as "
-            f"({b_spec}, {a.dtype.name!r}), got {b_spec!r}"
-        )
+        raise _without_dtype(a, b_spec, b_spec)
     axes = shape if isinstance(shape, tuple | list) else (shape,)
     shape = tuple(_check.whole(size, argument="a size in b_spec", least=0) for size in axes)
     named = _dtypes.lookup(dtype, argument="the dtype in b_spec")

@@ -225,11 +225,11 @@ def check_inner(left: tuple, right: tuple) -> None:
     if k_left != k_right:
         raise ShapeError(
             f"matmul: shapes {tuple(left)} @ {tuple(right)} do not fit: inner dimensions "
-            f"{k_left} and {k_right} differ{_if_transposed(left, right)}"
+            f"{k_left} and {k_right} differ{if_transposed(left, right)}"
         )
 
 
-def _if_transposed(left: tuple, right: tuple) -> str:
+def if_transposed(left: tuple, right: tuple) -> str:
     """The way out where one of the operands, transposed, would fit."""
     if len(right) > 1 and right[-1] == left[-1]:
         return "; the second one fits transposed, as in x @ A.T"

@@ -21,7 +21,15 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, FormatError
-from sparse24._file_checks import bytes_of, damaged, native, npy_array, npy_spec, way_to_read
+from sparse24._file_checks import (
+    bytes_of,
+    damaged,
+    native,
+    not_safetensors,
+    npy_array,
+    npy_spec,
+    way_to_read,
+)
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
 HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
@@ -190,7 +198,7 @@ class SafetensorsFile(ArrayFile):
                     slices = [(name, file.get_slice(name)) for name in file.offset_keys()]
                     described = [(name, s.get_dtype(), tuple(s.get_shape())) for name, s in slices]
             except SafetensorError as error:
-                raise damaged(self.path, error) from error
+                raise not_safetensors(opened, self.path, error) from error
             if _identity(self.path.stat()) != _identity(status):
                 return None
         return status.st_size, described

@@ -189,6 +189,8 @@ def test_shapes_are_whole_numbers(shape):
         ),
         (lambda: s24.hybrid(Path("w.npy")), s24.DTypeError, "Path; read the file first"),
         (lambda: s24.prune(SimpleNamespace(weight=1)), s24.DTypeError, r"; pass its \.weight$"),
+        (lambda: s24.prune({"w": np.eye(4)}), s24.DTypeError, "dict; pass its arrays one by one"),
+        (lambda: s24.compress([None]), s24.DTypeError, "x must hold numbers, got a list"),
         (lambda: s24.compress(None), s24.DTypeError, "x must be an array, got NoneType"),
         (lambda: s24.compress([[1.0, 0], [1.0]]), s24.ShapeError, "x must be an array: "),
         (lambda: s24.compress(np.eye(4), pattern=(2.5, 4)), s24.PatternError, "must be a pair"),
@@ -201,6 +203,14 @@ def test_shapes_are_whole_numbers(shape):
 def test_errors_are_ours_and_name_the_rule(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_files_of_several_arrays_name_the_way_to_them(tmp_path):
+    np.savez(tmp_path / "layers.npz", up=np.eye(8), down=np.eye(8))
+    with np.load(tmp_path / "layers.npz") as file:
+        for call in (s24.compress, s24.prune, s24.is_24, s24.hybrid):
+            with pytest.raises(s24.DTypeError, match="an array, got NpzFile; pass its arrays one"):
+                call(file)
 
 
 @pytest.mark.parametrize("dtype", [None, np.float64, "float64"])

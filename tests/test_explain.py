@@ -126,6 +126,15 @@ def test_explain_names_a_way_to_the_stored_elements_that_works():
     assert "operands of float16 and float64 meet in the dense matrix" in half.reason
 
 
+@pytest.mark.parametrize("make", [s24.compress, s24.hybrid])
+def test_explain_takes_no_number_of_columns(make):
+    a = make(np.eye(8, dtype=np.float32))
+    with pytest.raises(s24.ShapeError, match=r"b must have at least one axis, .*, 16; pass an"):
+        s24.explain(a, 16)
+    with pytest.raises(s24.ShapeError, match=r"a must have at least one axis, got a scalar, np"):
+        s24.explain(np.float32(16), a)
+
+
 def test_explain_of_other_patterns_refuses_what_matmul_refuses():
     a, b = s24.compress(np.eye(64), pattern=(4, 8)), np.ones((64, 4))
     stack = s24.compress(np.zeros((3, 8, 64)), pattern=(4, 8))

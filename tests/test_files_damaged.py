@@ -130,6 +130,22 @@ def test_an_npy_file_is_no_npz_file(name, tmp_path):
         s24.load_npz(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["a.npy", "a.dat", "a.safetensors"])
+def test_files_of_numpy_are_no_safetensors_files(name, tmp_path):
+    path = tmp_path / name
+    with path.open("wb") as file:
+        np.save(file, np.ones((2, 2)))
+    with pytest.raises(s24.FormatError, match=r"is an npy file, not .*; load it with numpy\.load"):
+        s24.load_safetensors(path)
+    with path.open("wb") as file:
+        np.savez(file, w=np.ones((2, 2)))
+    with pytest.raises(s24.FormatError, match=r"is an npz file, not .*; rename it, .*load_npz"):
+        s24.load_safetensors(path)
+    pickled = path.rename(tmp_path / "a.pt")  # torch's checkpoints are zip archives, too
+    with pytest.raises(s24.FormatError, match=r"a\.pt cannot be read: .*; pickles"):
+        s24.load_safetensors(pickled)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -76,3 +76,15 @@ def test_messages_name_the_operand(weight):
     for x in (np.ones((2, 3), np.float16), np.ones(3, np.float16)):
         with pytest.raises(ShapeError, match=r"x must have shape .* \(..., n, k\) with k = 80"):
             x @ h.T
+
+
+def test_messages_say_which_operand_fits_transposed(weight):
+    h = s24.hybrid(weight)
+    m, k = h.shape
+    tokens = np.ones((3, k), np.float16)
+    for product in (lambda: tokens @ h, lambda: h @ tokens):
+        with pytest.raises(ShapeError, match=r"; the second one fits transposed, as in x @ A\.T"):
+            product()
+    for product in (lambda: h.T @ tokens.T, lambda: h @ np.ones((m, 3), np.float16)):
+        with pytest.raises(ShapeError, match=r"; the first one fits transposed, as in A\.T @ x"):
+            product()

@@ -98,3 +98,21 @@ def test_cuda_tensors_in_and_out():
     assert got.dtype == torch.bfloat16
     dense = torch.from_dlpack(a.toarray().view(np.int16)).view(torch.bfloat16)
     torch.testing.assert_close(got, x @ dense.T, rtol=2e-2, atol=2e-2)
+
+
+def test_models_name_the_way_to_their_weights():
+    layer = torch.nn.Linear(4, 4)
+    held = torch.nn.Module()
+    held.layer = layer
+    models = (
+        torch.nn.Sequential(layer), torch.nn.ModuleList([layer]), torch.nn.ModuleDict({"a": layer}),
+        held,
+    )  # fmt: skip
+    for model in models:
+        for call in (s24.compress, s24.prune, s24.is_24, s24.hybrid, s24.report):
+            with pytest.raises(
+                s24.DTypeError, match=r"an array, got \w+; pass the \.weight of each layer, or the"
+            ):
+                call(model)
+    with pytest.raises(s24.DTypeError, match="got OrderedDict; pass its arrays one by one"):
+        s24.prune(held.state_dict())

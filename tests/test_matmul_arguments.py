@@ -47,6 +47,12 @@ def test_factors_that_are_none_are_refused():
         s24.matmul(a, x, c=np.ones((8, 4), np.float32), beta="1")
     with pytest.raises(s24.ArgumentError, match=r"beta=1 needs c.*pass c=out"):
         s24.matmul(a, x, np.ones((8, 4), np.float32), beta=1)
+    c = np.ones((8, 4), np.float32)
+    for b in (x, a.toarray()[:, :4], a):
+        for call in (s24.matmul, s24.explain):
+            with pytest.raises(s24.ArgumentError, match=r"c needs beta, .*; pass beta=1\.0 to add"):
+                call(a, b, c=c)
+    np.testing.assert_array_equal(s24.matmul(a, x, c=c, beta=0), a @ x)  # as in BLAS: not read
     for good in (2, np.float32(2), np.array(2)):
         np.testing.assert_array_equal(s24.matmul(a, x, alpha=good), 2 * (a @ x))
     with pytest.raises(s24.ArgumentError, match="got a scalar; factors go to alpha="):
@@ -188,6 +194,8 @@ def test_a_plan_without_a_type_says_what_it_wants():
     a = s24.random((8, 16), rng=0)
     with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\)"):
         s24.plan(a, (16, 3))
+    with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\), got 3$"):
+        s24.plan(a, 3)
     with pytest.raises(s24.ArgumentError, match="a size in b_spec must be a whole number from 0"):
         s24.plan(a, ((16, -3), "float32"))
     assert s24.plan(a, ([16, 3], "float32")).execute(np.ones((16, 3), np.float32)).shape == (8, 3)

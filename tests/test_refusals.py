@@ -187,6 +187,13 @@ def test_truth_rows_and_numpy_functions_name_the_way_out(a):
     assert (np.shape(a), np.ndim(a), np.size(a)) == ((8, 16), 2, 128)
 
 
+@pytest.mark.parametrize("save", [np.save, np.savez, np.savez_compressed])
+def test_functions_of_numpy_that_save_name_those_that_save_sparse_arrays(a, save, tmp_path):
+    with pytest.raises(s24.DTypeError, match=rf"{save.__name__} saves dense .*sparse24\.save_"):
+        save(tmp_path / "a", a)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("compare", [np.array_equal, np.array_equiv])
 def test_numpy_does_not_call_what_it_cannot_read_unequal(a, compare):
     for left, right in ((a, a), (a, a.toarray()), (a.toarray(), a)):
@@ -218,6 +225,14 @@ def test_a_batch_is_indexed_by_whole_numbers(pattern):
     for key in (True, np.True_, 1.0, slice(0.5, None), slice(None, 2.0)):
         with pytest.raises(s24.ArgumentError, match="whole numbers"):
             batch[key]
+
+
+def test_elements_cannot_be_written(a):
+    before = a.toarray()
+    for key in (0, (1, 2), slice(None), before > 0):
+        with pytest.raises(s24.DTypeError, match=r"is immutable; change its \.toarray\(\)"):
+            a[key] = 0
+    np.testing.assert_array_equal(a.toarray(), before)
 
 
 def test_attributes_cannot_be_deleted():

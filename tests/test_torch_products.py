@@ -142,6 +142,16 @@ def test_a_packed_matrix_refuses_what_is_no_vector(device):
             packed.mv(wrong)
 
 
+def test_a_packed_matrix_says_that_it_fits_transposed():
+    packed = s24.torch.to_sparse_semi_structured(torch.eye(6, 8))
+    with pytest.raises(ShapeError, match=r"second one fits transposed, as in x @ A\.T"):
+        torch.ones(3, 8) @ packed
+    with pytest.raises(ShapeError, match=r"first one fits transposed, as in A\.T @ x"):
+        packed @ torch.ones(6, 3)
+    with pytest.raises(ShapeError, match=r"do not fit$"):
+        packed @ torch.ones(7, 3)
+
+
 def test_whole_numbers_have_no_gradient():
     a = s24.compress(np.eye(4, dtype=np.int8))
     with pytest.raises(UnsupportedError, match=r"floats to have a gradient, got torch\.int32"):

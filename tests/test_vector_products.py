@@ -169,3 +169,24 @@ def test_vectors_in_lists_and_of_torch(rng):
         np.testing.assert_allclose(product.numpy(), [want, want])
     with pytest.raises(s24.ArgumentError, match="must not require a gradient"):
         np.matvec(a, ones.requires_grad_())
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_dot_of_more_axes_is_the_product_where_it_is_that_of_numpy(make, rng):
+    a = MAKERS[make](rng.standard_normal(SHAPE), "float64")
+    tokens = rng.standard_normal((2, 5, K))
+    assert_product(np.dot(tokens, a.T), np.dot(tokens, a.toarray().T))
+    with pytest.raises(s24.DTypeError, match=r"\.toarray\(\)"):  # NumPy puts the batch between
+        np.dot(a, tokens.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("pattern", [(2, 4), (3, 6)])
+def test_dot_of_a_batch_and_one_operand(pattern, rng):
+    a = s24.compress(rng.standard_normal((2, 12, 24)), pattern=pattern, on_excess="prune")
+    x, y = rng.standard_normal((24, 3)), rng.standard_normal(12)
+    for left, right in ((a, x), (a, x[:, 0]), (y, a)):
+        dense = [operand.toarray() if operand is a else operand for operand in (left, right)]
+        assert_product(np.dot(left, right), np.dot(*dense))
+    for left, right in ((y[None], a), (3, a)):
+        with pytest.raises(s24.Sparse24Error, match=r"alpha=|\.toarray\(\)"):
+            np.dot(left, right)

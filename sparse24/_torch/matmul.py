@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._product import if_transposed
 from sparse24._torch import functions, ops
 from sparse24._torch.check import check_factor, refuse_onnx
 from sparse24._torch.matrix import PackedMatrix
@@ -31,7 +32,8 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
             "two Sparse24Tensors cannot be multiplied; call .to_dense() on one of them"
         )
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+        way_out = if_transposed(a.shape, b.shape) if a.ndim == b.ndim == 2 else ""
+        raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit{way_out}")
     if isinstance(a, PackedMatrix):
         check_factor(b, a, None)
         y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
