@@ -79,9 +79,19 @@ def _each_axis(key: Any, ndim: int) -> tuple[tuple, int]:
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
     missing = ndim - (len(entries) - len(dots))
     if len(dots) > 1 or missing < 0:
+        new = [entry for entry in entries if _adds_an_axis(entry)]
+        if len(dots) < 2 and 0 < -missing <= len(new):  # all others have an axis of the array
+            raise _no_key(new[0])
         raise OutOfRangeError(f"A[{_check.shown(key)}] has too many indices for {ndim} axes")
     at = dots[0] if dots else len(entries)
     return (*entries[:at], *(ALL,) * missing, *entries[at + 1 :]), at
+
+
+def _adds_an_axis(entry: Any) -> bool:
+    """Whether an entry stands for a new axis in NumPy: None, or a boolean without axes."""
+    if entry is None or isinstance(entry, bool):
+        return True
+    return getattr(entry, "ndim", None) == 0 and entry.dtype == bool
 
 
 def _entry(entry: Any) -> Any:

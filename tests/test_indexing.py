@@ -247,9 +247,15 @@ def test_groups_are_not_cut(make, rng):
         (slice(None, None, 0), "no step of 0"),
         ((0, None), "whole numbers or booleans"),
         ((True, 0), "whole numbers or booleans"),
+        ((0, 1, None), "whole numbers or booleans, got None"),  # no IndexError: 0, 1 are in range
+        ((..., 0, None, 1), "whole numbers or booleans, got None"),
+        ((0, np.array(True), 1), "whole numbers or booleans"),
         ((slice("a", None), 0), "a slice has whole numbers"),
     ):
         with pytest.raises(s24.ArgumentError, match=words):
+            a[key]
+    for key in ((0, 1, 2, None), (..., ..., None)):
+        with pytest.raises(IndexError, match="too many indices"):
             a[key]
 
 
