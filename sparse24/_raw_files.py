@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import lzma
 import os
 import zipfile
 import zlib
@@ -21,7 +22,15 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, FormatError
-from sparse24._file_checks import bytes_of, damaged, native, npy_array, npy_spec, way_to_read
+from sparse24._file_checks import (
+    bytes_of,
+    check_members,
+    damaged,
+    native,
+    npy_array,
+    npy_spec,
+    way_to_read,
+)
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
 HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
@@ -38,7 +47,7 @@ SAFETENSORS_TYPES = {
 # What a damaged archive raises: a wrong offset is an OSError, an encrypted or odd member a
 # RuntimeError or NotImplementedError, an odd name a UnicodeDecodeError.
 _ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, OSError, EOFError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError,
     RuntimeError, NotImplementedError, UnicodeDecodeError,
 )  # fmt: skip
 
@@ -230,6 +239,7 @@ class NpzFile(ArrayFile):
             if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
                 raise FormatError(f"{path} is an npy file, not npz; load it with numpy.load")
         with self._archive() as archive:
+            check_members(archive, path)
             members = {info.filename: info for info in archive.infolist()}
             ours = f"{HEADER}.json" in members
             if not ours and {"format.npy", "shape.npy", "data.npy"} <= members.keys():
@@ -240,9 +250,10 @@ class NpzFile(ArrayFile):
             if ours:
                 self._parse_header(archive.read(f"{HEADER}.json"))
             for filename, info in members.items():
-                if filename.endswith(".npy"):
-                    name = filename.removesuffix(".npy")
-                    with archive.open(info) as file:
+                # Of all members, as that compares the name that the list has with the member's own.
+                with archive.open(info) as file:
+                    if filename.endswith(".npy"):
+                        name = filename.removesuffix(".npy")
                         self.specs[name] = npy_spec(file, info.file_size, path, name)
         self._stored = dict(self.specs)  # in the types of NumPy
         self.specs = {name: spec if ours else native(spec) for name, spec in self.specs.items()}
