@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,7 +179,8 @@ def progress_bar(work: Iterable[Any] | None, total: int, *, shown: bool = True):
     """A bar over matrices: on a terminal, never in a log file."""
     from tqdm import tqdm
 
-    disable = None if shown else True  # None: only if standard error is no terminal
+    # None: only if standard error is no terminal.  Where the caller has closed it, it is no file.
+    disable = None if shown and sys.stderr is not None else True
     return tqdm(work, total=total, unit="matrix", disable=disable, leave=False)
 
 

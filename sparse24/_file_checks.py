@@ -103,9 +103,9 @@ def bytes_of(shape: tuple[int, ...], dtype: np.dtype, path: Path, name: str) -> 
     return dtype.itemsize * math.prod(shape)
 
 
-def check_members(archive: zipfile.ZipFile, path: Path) -> None:
+def check_members(file: Any, archive: zipfile.ZipFile, path: Path) -> None:
     """Refuse a zip file whose list of members lacks some, as where a length in it is damaged."""
-    file, found = archive.fp, len(archive.infolist())
+    found = len(archive.infolist())
     file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 17)))
     tail = file.read()
     (count,) = struct.unpack_from("<H", tail, tail.rindex(_END) + 10)

@@ -239,7 +239,6 @@ class NpzFile(ArrayFile):
             if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
                 raise FormatError(f"{path} is an npy file, not npz; load it with numpy.load")
         with self._archive() as archive:
-            check_members(archive, path)
             members = {info.filename: info for info in archive.infolist()}
             ours = f"{HEADER}.json" in members
             if not ours and {"format.npy", "shape.npy", "data.npy"} <= members.keys():
@@ -272,6 +271,7 @@ class NpzFile(ArrayFile):
         with self._open() as file:
             try:
                 with zipfile.ZipFile(file) as archive:
+                    check_members(file, archive, self.path)
                     yield archive
             except _ZIP_ERRORS as error:
                 raise damaged(self.path, error) from error
