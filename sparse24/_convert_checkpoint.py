@@ -54,7 +54,7 @@ def convert(
         If nothing is eligible, a weight has a mask beside it, or the target would replace the
         source or the calibration.
     FormatError
-        If the source is damaged.
+        If the source is damaged, or something changed it meanwhile.
     """
     selection, recipe = selection or Selection(), recipe or Recipe()
     file = _packed_checkpoint.open_checkpoint(source)
@@ -135,7 +135,7 @@ def write_all(file: _raw_files.ArrayFile, target: Path, job: Job) -> None:
         return
     raw, header = job.run(file)
     job.check()
-    _raw_writers.write(target, raw, header, file.texts)
+    _raw_writers.write(target, raw, header, file.texts, last=file.check_unchanged)
 
 
 def _write_shards(file: _raw_files.ArrayFile, folder: Path, job: Job) -> None:
@@ -150,6 +150,7 @@ def _write_shards(file: _raw_files.ArrayFile, folder: Path, job: Job) -> None:
             total += sum(array.nbytes for array in raw.values())
             del raw  # before the next shard is read
         job.check()
+        file.check_unchanged()
         metadata = {**entries.get("metadata", {}), "total_size": total}
         text = json.dumps({**entries, "metadata": metadata, "weight_map": weight_map}, indent=2)
         with _whole_files.replacing(fresh[index]) as whole:

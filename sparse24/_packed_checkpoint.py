@@ -78,6 +78,9 @@ class UnpackedFile(ArrayFile):
             return (self,)
         return tuple(UnpackedFile(shard, self._file) for shard in self._file.files)
 
+    def check_unchanged(self) -> None:
+        self._file.check_unchanged()
+
     def _shape(self, layer: str) -> tuple[int, int]:
         sizes = self._whole[f"{layer}.shape"]
         if sizes.size != 2 or sizes.dtype.kind not in "iu":

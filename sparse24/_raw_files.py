@@ -150,6 +150,10 @@ class ArrayFile(Mapping[str, np.ndarray]):
             raise self._replaced()
         return file
 
+    def check_unchanged(self) -> None:
+        """Refuse a file that changed once its arrays were given: they may be views of it."""
+        self._open().close()
+
     def _replaced(self) -> FormatError:
         return FormatError(f"{self.path} was replaced or changed while it was read; load it again")
 

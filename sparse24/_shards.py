@@ -112,6 +112,10 @@ class ShardedFile(ArrayFile):
         """The shards, in the order of their names."""
         return self._shards
 
+    def check_unchanged(self) -> None:
+        for file in self._shards:
+            file.check_unchanged()
+
     def _surplus(self, file: SafetensorsFile, name: str) -> FormatError:
         home, shard = self.index["weight_map"].get(name), file.path.name
         if home is not None:
