@@ -89,6 +89,12 @@ class UnpackedFile(ArrayFile):
                 f"shape {sizes.shape}"
             )
         m, k = map(int, sizes.reshape(-1))
+        bits, dtype = self._whole.specs[f"{layer}.bitmask"]
+        if min(m, k) < 0 or (bits, dtype) != ((m, -(-k // 8)), np.uint8):
+            raise FormatError(
+                f"{self.path}: {layer}: bitmask must be uint8 of shape {(m, -(-k // 8))} for a "
+                f"matrix of shape {(m, k)}, got {dtype} {bits}"
+            )
         return m, k
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
