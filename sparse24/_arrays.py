@@ -113,7 +113,14 @@ def cupy_module():
         import cupy
     except ImportError as error:
         raise DeviceError(f"this needs CuPy, which is not installed; {_INSTALL_CUPY}") from error
+    except OSError as error:
+        raise DeviceError(f"this needs CuPy; {_no_folder(error)}") from error
     return cupy
+
+
+def _no_folder(error: OSError) -> str:
+    """Why CuPy, which makes the folder of its kernels as it is imported, cannot be."""
+    return f"CuPy cannot be imported ({error}); name a folder for its kernels by CUPY_CACHE_DIR"
 
 
 def is_capturing() -> bool:
@@ -139,12 +146,12 @@ def settle(x: Any) -> None:
 
 
 def cuda_available() -> bool:
-    """True if CuPy is installed and sees a device."""
+    """True if CuPy can be imported and sees a device."""
     try:
         import cupy
 
         return cupy.cuda.runtime.getDeviceCount() > 0
-    except (ImportError, RuntimeError):  # CuPy absent, or no driver
+    except (ImportError, OSError, RuntimeError):  # CuPy absent, its folder, or the driver
         return False
 
 
@@ -154,6 +161,8 @@ def why_no_cuda() -> str:
         import cupy  # noqa: F401
     except ImportError:
         return f"sparse24 finds no CUDA device without CuPy; {_INSTALL_CUPY}"
+    except OSError as error:
+        return _no_folder(error)
     return "CuPy finds no CUDA device; nvidia-smi shows whether the driver has one"
 
 

@@ -96,10 +96,13 @@ def _of_stacks(number: int, fate: str, option: str, axis: int) -> str:
 
 def _by_number(names: Sequence[str]) -> list[str]:
     """Names in the order of a person: layer 2 before layer 10."""
-    return sorted(names, key=lambda name: [
-        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
-        for part in re.split(r"(\d+)", name)
-    ])  # fmt: skip
+    return sorted(names, key=lambda name: [*map(_by_value, re.split(r"(\d+)", name))])
+
+
+def _by_value(part: str) -> tuple[bool, int, str, str]:
+    """A key for digits, of which Python makes no number of more than 4300, or for other text."""
+    digits = part.lstrip("0") if part.isdecimal() else ""
+    return part.isdecimal(), len(digits), digits, part
 
 
 def _numberless(name: str) -> str:

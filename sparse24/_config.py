@@ -91,6 +91,8 @@ def _cuda() -> dict[str, Any]:
         import cupy
     except ImportError:
         return {"status": "no CuPy; install sparse24[cuda13] or sparse24[cuda12] to use a GPU"}
+    except OSError:  # of the folder that it makes
+        return {"status": _arrays.why_no_cuda()}
     if not _arrays.cuda_available():
         return {"status": "CuPy is installed, but finds no CUDA device or driver"}
     runtime = cupy.cuda.runtime

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +54,7 @@ def convert(
         If nothing is eligible, a weight has a mask beside it, or the target would replace the
         source or the calibration.
     FormatError
-        If the source is damaged.
+        If the source is damaged, or something changed it meanwhile.
     """
     selection, recipe = selection or Selection(), recipe or Recipe()
     file = _packed_checkpoint.open_checkpoint(source)
@@ -134,7 +135,7 @@ def write_all(file: _raw_files.ArrayFile, target: Path, job: Job) -> None:
         return
     raw, header = job.run(file)
     job.check()
-    _raw_writers.write(target, raw, header, file.texts)
+    _raw_writers.write(target, raw, header, file.texts, last=file.check_unchanged)
 
 
 def _write_shards(file: _raw_files.ArrayFile, folder: Path, job: Job) -> None:
@@ -149,6 +150,7 @@ def _write_shards(file: _raw_files.ArrayFile, folder: Path, job: Job) -> None:
             total += sum(array.nbytes for array in raw.values())
             del raw  # before the next shard is read
         job.check()
+        file.check_unchanged()
         metadata = {**entries.get("metadata", {}), "total_size": total}
         text = json.dumps({**entries, "metadata": metadata, "weight_map": weight_map}, indent=2)
         with _whole_files.replacing(fresh[index]) as whole:
@@ -178,7 +180,8 @@ def progress_bar(work: Iterable[Any] | None, total: int, *, shown: bool = True):
     """A bar over matrices: on a terminal, never in a log file."""
     from tqdm import tqdm
 
-    disable = None if shown else True  # None: only if standard error is no terminal
+    # None: only if standard error is no terminal.  Where the caller has closed it, it is no file.
+    disable = None if shown and sys.stderr is not None else True
     return tqdm(work, total=total, unit="matrix", disable=disable, leave=False)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 import os
+import struct
 import tokenize
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ AS_SAFETENSORS = (
 )
 NPY_KINDS = "biufcSUmM"  # numbers, text and times: what is no object, nor raw bytes
 _PACKED = (".gz", ".bz2")
+_END = b"PK\5\6"  # begins the last record of a zip file, which a comment of 64 KiB may follow
+_UNCOUNTED = 0xFFFF  # there are more members, or other records count them
 Spec = tuple[tuple[int, ...], np.dtype]  # of an array
 # What NumPy raises of a damaged npy header, which it reads as text of Python.
 _NPY_ERRORS = (
@@ -111,3 +115,13 @@ def bytes_of(shape: tuple[int, ...], dtype: np.dtype, path: Path, name: str) -> 
     if not sizes or dtype.itemsize * math.prod(size or 1 for size in shape) >= 1 << 63:
         raise damaged(path, f"array {name!r} has shape {shape}")
     return dtype.itemsize * math.prod(shape)
+
+
+def check_members(file: Any, archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse a zip file whose list of members lacks some, as where a length in it is damaged."""
+    found = len(archive.infolist())
+    file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 17)))
+    tail = file.read()
+    (count,) = struct.unpack_from("<H", tail, tail.rindex(_END) + 10)
+    if count not in (_UNCOUNTED, found):
+        raise damaged(path, f"its list of members has {found} of {count}")

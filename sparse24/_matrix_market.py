@@ -2,7 +2,9 @@
 
 SciPy 1.17 takes memory for as many entries as a header counts before it reads one of them.  An
 array without rows, a NUL, or words too many in a last line without an end stop its process.  Of a
-word that begins with a number it takes that: 1 of 1e3 for an integer, 1 of 1d3 for a real number.
+word that begins with a number it takes that: 1 of 1e3 for an integer, 1 of 1d3 for a real number,
+1.5 of 1.5-105, which Fortran writes for 1.5e-105.  Of an array's line it takes one element and
+passes over others, and of 1.5 in place of two words it makes a column and half an element.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import bz2
 import gzip
 import io
 import os
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ import numpy as np
 from sparse24 import _file_checks
 from sparse24._errors import FormatError
 
+NUMBERS_OF = {"pattern": 0, "complex": 2}  # a stored element, beside its places; other fields 1
 LEAST = {"coordinate": 4, "array": 2}  # bytes that a stored entry has: "1 1\n" and "1\n"
 DIGITS, NUMBERS = b"+-0123456789", b"+-.0123456789EINFTYAeinftya"  # Infinity and NaN among them
 TYPES = {"integer": np.int64, "unsigned-integer": np.uint64, "complex": np.complex128}
@@ -38,7 +42,9 @@ def read(path: str | os.PathLike):
         _check_words(text, field)
         if 0 in (m, k):
             return scipy.sparse.csr_array((m, k), dtype=TYPES.get(field, np.float64))
-        return scipy.sparse.csr_array(scipy.io.mmread(io.BytesIO(text), spmatrix=False))
+        found = scipy.io.mmread(io.BytesIO(text), spmatrix=False)
+        _check_count(text, _stored((m, k), symmetry) if form == "array" else entries, form, field)
+        return scipy.sparse.csr_array(found)
     except (ValueError, OverflowError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, FileNotFoundError) or getattr(error, "errno", None):
             raise  # of the system; a damaged archive has no such number
@@ -68,14 +74,39 @@ def _check_words(text: bytes, field: str) -> None:
     whole = field.endswith("integer")
     start = _after_comments(text)
     left = text[start:].translate(None, (DIGITS if whole else NUMBERS) + b" \t\r\n\v\f")
-    if not left:
+    place = text.index(left[:1], start) if left else _sign_within(text, start)
+    if place is None:
         return
-    place = text.index(left[:1], start)
     line = text.count(b"\n", 0, place) + 1
-    words = text[text.rindex(b"\n", 0, place) : text.index(b"\n", place)].split()
-    word = next(word for word in words if left[:1] in word).decode(errors="replace")
+    begin, end = text.rindex(b"\n", 0, place) + 1, text.index(b"\n", place)
+    found = re.finditer(rb"\S+", text[begin:end])
+    word = next(x[0] for x in found if begin + x.end() > place).decode(errors="replace")
     kind = "an integer; write digits alone, or make the field real" if whole else "a number"
     raise ValueError(f"line {line}: {word[:40]!r} is not {kind}")
+
+
+def _sign_within(text: bytes, start: int) -> int | None:
+    """Where a sign follows anything but a gap or the e of an exponent, if one does."""
+    letters = np.frombuffer(text, np.uint8)[start - 1 :]
+    before, signs = letters[:-1], (letters[1:] == ord("-")) | (letters[1:] == ord("+"))
+    odd = signs & (before > ord(" ")) & (before | 0x20 != ord("e"))
+    return start + int(odd.argmax()) if odd.any() else None
+
+
+def _check_count(text: bytes, entries: int, form: str, field: str) -> None:
+    """Refuse an array with more numbers than it has elements, and entries with fewer words.
+
+    Words that follow an entry of places are notes, which many files have.
+    """
+    gaps = np.frombuffer(text, np.uint8)[_after_comments(text) - 1 :] <= ord(" ")
+    words = np.count_nonzero(gaps[:-1] & ~gaps[1:])
+    each = NUMBERS_OF.get(field, 1) + (0 if form == "array" else 2)
+    found, wanted = words - (2 if form == "array" else 3), entries * each
+    if found < wanted or (form == "array" and found > wanted):
+        raise ValueError(
+            f"it has {found} numbers where {entries} entries take {wanted}; write each on a line, "
+            "with gaps between its numbers"
+        )
 
 
 def _after_comments(text: bytes) -> int:

@@ -78,6 +78,9 @@ class UnpackedFile(ArrayFile):
             return (self,)
         return tuple(UnpackedFile(shard, self._file) for shard in self._file.files)
 
+    def check_unchanged(self) -> None:
+        self._file.check_unchanged()
+
     def _shape(self, layer: str) -> tuple[int, int]:
         sizes = self._whole[f"{layer}.shape"]
         if sizes.size != 2 or sizes.dtype.kind not in "iu":
@@ -86,6 +89,12 @@ class UnpackedFile(ArrayFile):
                 f"shape {sizes.shape}"
             )
         m, k = map(int, sizes.reshape(-1))
+        bits, dtype = self._whole.specs[f"{layer}.bitmask"]
+        if min(m, k) < 0 or (bits, dtype) != ((m, -(-k // 8)), np.uint8):
+            raise FormatError(
+                f"{self.path}: {layer}: bitmask must be uint8 of shape {(m, -(-k // 8))} for a "
+                f"matrix of shape {(m, k)}, got {dtype} {bits}"
+            )
         return m, k
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import lzma
 import os
 import zipfile
 import zlib
@@ -23,6 +24,7 @@ from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, FormatError
 from sparse24._file_checks import (
     bytes_of,
+    check_members,
     damaged,
     native,
     not_safetensors,
@@ -46,7 +48,7 @@ SAFETENSORS_TYPES = {
 # What a damaged archive raises: a wrong offset is an OSError, an encrypted or odd member a
 # RuntimeError or NotImplementedError, an odd name a UnicodeDecodeError.
 _ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, OSError, EOFError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError,
     RuntimeError, NotImplementedError, UnicodeDecodeError,
 )  # fmt: skip
 
@@ -149,6 +151,10 @@ class ArrayFile(Mapping[str, np.ndarray]):
             raise self._replaced()
         return file
 
+    def check_unchanged(self) -> None:
+        """Refuse a file that changed once its arrays were given: they may be views of it."""
+        self._open().close()
+
     def _replaced(self) -> FormatError:
         return FormatError(f"{self.path} was replaced or changed while it was read; load it again")
 
@@ -248,9 +254,10 @@ class NpzFile(ArrayFile):
             if ours:
                 self._parse_header(archive.read(f"{HEADER}.json"))
             for filename, info in members.items():
-                if filename.endswith(".npy"):
-                    name = filename.removesuffix(".npy")
-                    with archive.open(info) as file:
+                # Of all members, as that compares the name that the list has with the member's own.
+                with archive.open(info) as file:
+                    if filename.endswith(".npy"):
+                        name = filename.removesuffix(".npy")
                         self.specs[name] = npy_spec(file, info.file_size, path, name)
         self._stored = dict(self.specs)  # in the types of NumPy
         self.specs = {name: spec if ours else native(spec) for name, spec in self.specs.items()}
@@ -269,6 +276,7 @@ class NpzFile(ArrayFile):
         with self._open() as file:
             try:
                 with zipfile.ZipFile(file) as archive:
+                    check_members(file, archive, self.path)
                     yield archive
             except _ZIP_ERRORS as error:
                 raise damaged(self.path, error) from error

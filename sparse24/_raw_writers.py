@@ -10,7 +10,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._file_checks import NPY_KINDS
 from sparse24._raw_files import HEADER, SAFETENSORS_TYPES, suffix_of
-from sparse24._whole_files import replacing
+from sparse24._whole_files import nothing, replacing
 
 _LONGEST = (1 << 16) - 1 - len(".npy")  # zip stores lengths of names in two bytes
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same arrays give the same bytes
@@ -30,22 +30,25 @@ def write(
     arrays: Mapping[str, np.ndarray],
     header: Mapping[str, Any] | None,
     texts: Mapping[str, str] | None = None,
+    *,
+    last: Callable[[], None] = nothing,
 ) -> None:
     """Write arrays and a JSON header to a safetensors or npz file, or one array to an npy file.
 
-    Only safetensors holds `texts`.
+    Only safetensors holds `texts`.  Once all is written, and before it replaces anything, `last` is
+    called, which may refuse it.
     """
     suffix = suffix_of(path)
     if suffix == ".safetensors":
-        write_safetensors(path, arrays, header, texts)
+        write_safetensors(path, arrays, header, texts, last=last)
     elif suffix == ".npz":
-        write_npz(path, arrays, header)
+        write_npz(path, arrays, header, last=last)
     else:
         if len(arrays) != 1 or header:
             raise ArgumentError(
                 f"an npy file holds one plain array, got {len(arrays)}; use .npz or .safetensors"
             )
-        with replacing(path) as fresh, fresh.open("xb") as file:
+        with replacing(path, last) as fresh, fresh.open("xb") as file:
             np.save(file, next(iter(arrays.values())), allow_pickle=False)
 
 
@@ -54,6 +57,8 @@ def write_safetensors(
     arrays: Mapping[str, np.ndarray],
     header: Mapping[str, Any] | None,
     texts: Mapping[str, str] | None = None,
+    *,
+    last: Callable[[], None] = nothing,
 ) -> None:
     """Write arrays in their own types, readable for every safetensors reader.
 
@@ -64,7 +69,7 @@ def write_safetensors(
     _check_all({name: x.dtype for name, x in arrays.items()}, "safetensors")
     metadata = {**(texts or {}), **({HEADER: json.dumps(header)} if header else {})}
     contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
-    with replacing(path) as fresh, _named_errors(path):
+    with replacing(path, last) as fresh, _named_errors(path):
         save_file(contiguous, fresh, metadata=metadata or None)
 
 
@@ -84,13 +89,17 @@ def _named_errors(path: str | os.PathLike) -> Iterator[None]:
 
 
 def write_npz(
-    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
+    path: str | os.PathLike,
+    arrays: Mapping[str, np.ndarray],
+    header: Mapping[str, Any] | None,
+    *,
+    last: Callable[[], None] = nothing,
 ) -> None:
     """Write arrays; types that NumPy does not know go as raw bits, named in the header."""
     _check_all({name: x.dtype for name, x in arrays.items()}, "npz")
     names = {name: x.dtype.name for name, x in arrays.items() if x.dtype.isbuiltin == 2}
     head = {**(header or {}), **({"bits": names} if names else {})}
-    with replacing(path) as fresh, zipfile.ZipFile(fresh, "x", zipfile.ZIP_STORED) as archive:
+    with replacing(path, last) as fresh, zipfile.ZipFile(fresh, "x", zipfile.ZIP_STORED) as archive:
         if head:
             archive.writestr(zipfile.ZipInfo(f"{HEADER}.json", _EPOCH), json.dumps(head))
         for name, x in arrays.items():

@@ -7,6 +7,7 @@ The index, ``model.safetensors.index.json``, lies beside the shards::
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -49,7 +50,9 @@ def indexes(folder: Path) -> list[Path]:
 
 
 def _shown(folder: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+    # Not of `glob`, which finds nothing in a folder that may not be read.
+    names = fnmatch.filter(os.listdir(folder), pattern)
+    return sorted(folder / name for name in names if not name.startswith("."))
 
 
 def _only_one_in(folder: Path) -> Path:
@@ -111,6 +114,10 @@ class ShardedFile(ArrayFile):
     def files(self) -> tuple[SafetensorsFile, ...]:
         """The shards, in the order of their names."""
         return self._shards
+
+    def check_unchanged(self) -> None:
+        for file in self._shards:
+            file.check_unchanged()
 
     def _surplus(self, file: SafetensorsFile, name: str) -> FormatError:
         home, shard = self.index["weight_map"].get(name), file.path.name

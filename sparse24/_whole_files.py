@@ -7,15 +7,22 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sparse24._errors import ArgumentError
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[Path]:
-    """Give a temporary path beside `path`; put it in place at the end, or remove it on an error."""
+def replacing(path: str | os.PathLike, last: Callable[[], None] = nothing) -> Iterator[Path]:
+    """Give a temporary path beside `path`; put it in place at the end, or remove it on an error.
+
+    Before it is put in place, `last` is called, which may refuse it.
+    """
     check_writable(path)
     target = Path(os.path.realpath(path))
     # A name may have 255 bytes: of a long one only a part is in the temporary one.
@@ -25,6 +32,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         yield fresh
         with fresh.open("rb+") as file:
             os.fsync(file.fileno())
+        last()
         fresh.chmod(mode)
         os.replace(fresh, target)
     finally:

@@ -157,6 +157,15 @@ def test_commands_run_without_anywhere_to_print(checkpoint, monkeypatch):
     assert _cli.main(["inspect", str(checkpoint)]) == 0
 
 
+def test_checkpoints_are_converted_with_standard_error_closed(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)  # as 2>&- does, and some services
+    small, plain = (str(tmp_path / name) for name in ("small.npz", "plain.npz"))
+    assert _cli.main(["convert", str(checkpoint), small]) == 0
+    assert _cli.main(["convert", small, plain, "--dense"]) == 0
+    demo = ["demo", "--checkpoint", plain, "--tokens", "8", "--device", "cpu"]
+    assert _cli.main(demo) == 0
+
+
 def test_the_demo_counts_what_it_takes(checkpoint, tmp_path, capsys):
     one = tmp_path / "one.npy"
     np.save(one, np.eye(64, dtype=np.float32))

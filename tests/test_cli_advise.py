@@ -99,3 +99,12 @@ def test_advise_predicts_weights_of_x_times_w_as_their_transposes(tmp_path, caps
     assert up == ["up", "1", "4096×14336", *s24.advise((14336, 4096), (1, 64)).ratios]
     assert up[3:] != list(s24.advise((4096, 14336), (1, 64)).ratios)
     assert "weights (e, k, m) of experts" in text
+
+
+def test_advise_takes_numbers_in_names_of_any_length(tmp_path, capsys):
+    long = "9" * 5000  # Python makes no number of it
+    names = [f"layer{x}.up" for x in ("2", "10", "007", long)]
+    np.savez(tmp_path / "model.npz", **dict.fromkeys(names, np.zeros((64, 64), np.float32)))
+    text = run(capsys, "advise", tmp_path / "model.npz", "--tokens", 1)
+    found = [line.split()[0] for line in text.splitlines() if line.startswith("layer")][1:]
+    assert found == ["layer2.up", "layer007.up", "layer10.up", f"layer{long}.up"]

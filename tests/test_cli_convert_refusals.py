@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from cli_cases import run, saved
+from shard_cases import sharded
 
-from sparse24 import _checkpoint, _cli
+import sparse24 as s24
+from sparse24 import _checkpoint, _cli, _raw_files
 
 
 @pytest.mark.parametrize(
@@ -142,6 +147,45 @@ def test_an_interrupted_conversion_keeps_the_old_target(
     assert words in told
     assert out.read_bytes() == b"precious"
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "out.npz"]
+
+
+STOPPED = """
+import os, runpy, signal, sys
+import safetensors.numpy
+write, number = safetensors.numpy.save_file, getattr(signal, sys.argv.pop(1))
+def stop(*arguments, **options):
+    write(*arguments, **options)
+    os.kill(os.getpid(), number)
+safetensors.numpy.save_file = stop
+runpy.run_module("sparse24", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_conversion_that_is_told_to_end_leaves_no_unfinished_file(
+    name, shards, checkpoint, tmp_path, rng
+):
+    source, out = checkpoint, tmp_path / "out.safetensors"
+    if shards:
+        source, out = tmp_path / "in", tmp_path / "out"
+        sharded(source, rng)
+    before = sorted(tmp_path.rglob("*"))
+    words = [sys.executable, "-P", "-c", STOPPED, name, "convert", str(source), str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + getattr(signal, name), "")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored(checkpoint, tmp_path):
+    out = tmp_path / "out.safetensors"
+    words = [sys.executable, "-P", "-c", STOPPED, "SIGHUP", "convert", checkpoint, out]
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        subprocess.run(list(map(str, words)), capture_output=True, check=True)
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+    assert len(s24.load_safetensors(out)) == len(_raw_files.open_arrays(checkpoint))
 
 
 @pytest.mark.parametrize("pattern", ["2", "2:", "a:b", "2/4"])

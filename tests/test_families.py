@@ -75,7 +75,8 @@ def test_matrix_market(tmp_path):
 @pytest.mark.parametrize(
     ("field", "word", "kind"),
     [("integer", "1e3", "an integer; write digits"), ("unsigned-integer", "1.5", "an integer"),
-     ("real", "1d3", "a number"), ("real", "0,5", "a number"), ("real", "0x10", "a number")],
+     ("real", "1d3", "a number"), ("real", "0,5", "a number"), ("real", "0x10", "a number"),
+     ("real", "1.5-105", "a number"), ("integer", "1-2", "an integer; write digits")],
 )  # fmt: skip
 @pytest.mark.parametrize("form", ["coordinate", "array"])
 def test_words_that_only_begin_with_a_number_are_refused(form, field, word, kind, tmp_path):
@@ -83,6 +84,21 @@ def test_words_that_only_begin_with_a_number_are_refused(form, field, word, kind
     text = f"%%MatrixMarket matrix {form} {field} general\n%é 1e3, or 1d3\n{entries}"
     (tmp_path / "a.mtx").write_text(text, encoding="utf-8")
     with pytest.raises(FormatError, match=rf"Market file: line [56]: '{word}' is not {kind}"):
+        families.read_mtx(tmp_path / "a.mtx")
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("array real general\n2 2\n1 2\n3\n4\n5\n", "5 numbers where 4 entries take 4"),
+        ("array complex hermitian\n2 2\n1 0\n3 4 5 6\n2 0", "8 numbers where 3 entries take 6"),
+        ("coordinate real general\n2 2 2\n1 1.5\n2 2 3", "5 numbers where 2 entries take 6"),
+        ("coordinate complex general\n2 2 1\n1 1.5 7", "3 numbers where 1 entries take 4"),
+    ],
+)
+def test_numbers_are_neither_passed_over_nor_made_of_halves_of_words(body, found, tmp_path):
+    (tmp_path / "a.mtx").write_text(f"%%MatrixMarket matrix {body}")
+    with pytest.raises(FormatError, match=f"it has {found}; write each on a line"):
         families.read_mtx(tmp_path / "a.mtx")
 
 

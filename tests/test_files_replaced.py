@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
+from cli_cases import run, saved, small_checkpoint
 from shard_cases import HOMES, SHARDS, sharded
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files, _raw_writers
+from sparse24 import _convert_checkpoint, _dtypes, _raw_files, _raw_writers
 
 BFLOAT16 = _dtypes.TABLE["bfloat16"].logical
 REPLACED = "was replaced or changed while it was read; load it again"
@@ -97,3 +98,49 @@ def test_a_file_that_may_not_be_read_is_not_missing(path, monkeypatch):
     monkeypatch.setattr(Path, "open", refuse)  # the administrator may read all files
     with pytest.raises(PermissionError, match="Permission denied"):
         _raw_files.open_arrays(path)
+
+
+def overwrite_late(monkeypatch, path):
+    """Let a conversion find other bytes in a file once its arrays are given, but not copied."""
+    check = _convert_checkpoint._Job.check
+
+    def late(job):
+        check(job)
+        half = path.stat().st_size // 2
+        with path.open("rb+") as file:  # a program that does not replace the file as a whole
+            file.seek(half)
+            file.write(bytes(half))
+
+    monkeypatch.setattr(_convert_checkpoint._Job, "check", late)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+@pytest.mark.parametrize("options", [(), ("--dense",)])
+def test_no_mixture_is_made_of_a_file_that_changes_while_its_arrays_are_written(
+    suffix, options, rng, tmp_path, monkeypatch, capsys
+):
+    source, out = saved(small_checkpoint(rng), tmp_path), tmp_path / f"out{suffix}"
+    overwrite_late(monkeypatch, source)
+    assert REPLACED in run(capsys, "convert", source, out, *options, code=1)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_no_mixture_is_made_of_shards_that_change_while_others_are_written(
+    rng, tmp_path, monkeypatch, capsys
+):
+    source, out = tmp_path / "in", tmp_path / "out"
+    sharded(source, rng)
+    overwrite_late(monkeypatch, source / SHARDS[0])
+    assert f"{SHARDS[0]} {REPLACED}" in run(capsys, "convert", source, out, code=1)
+    assert not out.exists()
+
+
+def test_no_mixture_is_made_of_a_packed_file_that_changes(rng, tmp_path, monkeypatch, capsys):
+    a = s24.random((4, 8), rng=0)
+    values, bits = s24.convert.to_bitmask(a)
+    packed = {"compressed": values, "bitmask": bits, "shape": np.array([[4], [8]])}
+    arrays = {f"layer.{part}": x for part, x in packed.items()}
+    source = saved({**small_checkpoint(rng), **arrays}, tmp_path)
+    overwrite_late(monkeypatch, source)
+    assert REPLACED in run(capsys, "convert", source, tmp_path / "out.npz", code=1)
+    assert list(tmp_path.iterdir()) == [source]

@@ -106,6 +106,15 @@ def test_damaged_parts_are_named(part, value, message, a, tmp_path, capsys):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("shape", [(64, -128), (1 << 62, 128), (64, 1280)])
+@pytest.mark.parametrize("command", ["inspect", "advise"])
+def test_a_shape_that_the_parts_do_not_have_is_not_shown(shape, command, a, tmp_path, capsys):
+    source = saved({**packed("up", a), "up.shape": np.array(shape)}, tmp_path)
+    m, k = shape
+    words = f"{source}: up: bitmask must be uint8 of shape {(m, -(-k // 8))} for a matrix of shape"
+    assert words in run(capsys, command, source, code=1)
+
+
 @pytest.mark.parametrize("kind", ["a vector of elements", "no shape", "the weight beside"])
 def test_what_only_looks_packed_is_left_alone(kind, a, rng, tmp_path, capsys):
     arrays = packed("up", a)

@@ -102,6 +102,16 @@ def test_a_folder_may_have_one_file_or_one_index(tmp_path, folder):
         s24.load_safetensors(tmp_path / "none" / INDEX)
 
 
+def test_a_folder_that_may_not_be_read_is_not_one_without_files(folder, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", refuse)  # the administrator may read all folders
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        _raw_files.open_arrays(folder)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin.index.json", "pytorch_model.bin", "m.pt"])
 def test_pickles_are_refused_with_a_way_out(name, tmp_path):
     weight_map = {"a": "pytorch_model-00001-of-00001.bin"}
