@@ -94,3 +94,60 @@ def test_weights_that_are_made_before_each_call_are_not_handed_on():
 class Same(torch.nn.Module):
     def forward(self, x):
         return x
+
+
+class Tied(torch.nn.Module):
+    """An output head that shares its weight with an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(16, 16)
+        self.head = torch.nn.Linear(16, 16, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(torch.relu(self.embedding(tokens)))
+
+
+@pytest.mark.parametrize("lifted", ["zero", "keep"])
+def test_a_mask_that_is_lifted_leaves_a_tied_embedding_as_it_is(lifted):
+    net, tokens = st.sparsify(Tied(), {"head": {}}), torch.arange(16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    recipe = S.Recipe(S.dense_sparse_dense(0.5, start=0, stop=2), pattern=S.NM())
+    scheduler = S.MaskScheduler(recipe)
+    for step in range(3):
+        optimizer.zero_grad()
+        net(tokens).square().mean().backward()
+        optimizer.step()
+        before = net.embedding.weight.detach().clone()
+        momentum = optimizer.state[net.head.weight]["momentum_buffer"].clone()
+        st.update_masks(net, scheduler, optimizer, lifted=lifted)
+        assert net.head.mask.all() == (step == 2)
+        assert torch.equal(net.embedding.weight, before)
+        assert torch.equal(optimizer.state[net.head.weight]["momentum_buffer"], momentum)
+
+
+@pytest.mark.parametrize("grown", ["zero", "keep"])
+def test_only_what_no_layer_used_comes_back_from_zero(grown):
+    net = tied({}, {})
+    first, second, third = (torch.rand(16, 16) for _ in range(3))
+    scores = {"0": first, "2": second}
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=1), S.GivenScores(scores), pattern=S.NM())
+    scheduler = S.MaskScheduler(recipe)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(torch.randn(4, 16)).square().mean().backward()
+    optimizer.step()
+    st.update_masks(net, scheduler, optimizer, grown=grown)
+    old = net[0].mask | net[2].mask
+    optimizer.step()  # so that the weights that nobody uses have a momentum again
+    weight = net[0].weight.detach().clone()
+    momentum = optimizer.state[net[0].weight]["momentum_buffer"].clone()
+    scores |= {"0": second, "2": third}
+    st.update_masks(net, scheduler, optimizer, grown=grown)
+    new = net[0].mask | net[2].mask
+    assert (new & ~old).any()
+    assert (old & ~new).any()
+    come_back = weight.masked_fill(new & ~old, 0.0) if grown == "zero" else weight
+    assert torch.equal(net[0].weight, come_back)
+    kept = optimizer.state[net[0].weight]["momentum_buffer"]
+    assert torch.equal(kept, momentum.masked_fill(new ^ old, 0.0))

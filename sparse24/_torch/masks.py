@@ -15,6 +15,7 @@ from sparse24._schedule.transition import POLICIES
 from sparse24._torch.check import check_whole
 from sparse24._torch.model import sparse_layers
 from sparse24._torch.pruned import PrunedLayer
+from sparse24._torch.shared_weights import SharedWeights
 
 
 def update_masks(
@@ -63,6 +64,12 @@ def update_masks(
     UnsupportedError
         If the model is sharded.
 
+    Notes
+    -----
+    Of a weight that other modules use as well, as of an embedding that is tied to an output head,
+    only what none of them used before comes back from zero, and only the state of that, and of
+    what none of them uses any more, is adapted.
+
     See Also
     --------
     set_masks : Before the first pass, where a recipe begins densely.
@@ -94,13 +101,16 @@ def update_masks(
     assert scheduler.state is not None  # the step made it
     groups = scheduler.state.groups
     patterns = {name: recipe.pattern for recipe, names in groups for name in names}
+    changing = [layers[event.name] for event in scheduler.events]
+    shared = SharedWeights(model, changing, {layers[name]: mask for name, mask in masks.items()})
     for event in scheduler.events:
         layer, mask = layers[event.name], masks[event.name]
+        old, new = shared.change(layer, mask)
         for own in optimizers:
-            _treat_state(layer, mask, own, policy)
-        if layer.mask is not None and (lifted if event.sparsity == 0 else grown) == "zero":
+            _treat_state(layer.weight, old, new, own, policy)
+        if old is not None and (lifted if event.sparsity == 0 else grown) == "zero":
             with torch.no_grad():
-                layer.weight.masked_fill_(mask & ~layer.mask, 0.0)
+                layer.weight.masked_fill_(new & ~old, 0.0)
         layer.set_mask(mask, way=_way(layer, patterns[event.name], event.sparsity))
     for name, mask in masks.items():
         if layers[name].mask is None:  # its first one is under way, or came with a loaded state
@@ -236,16 +246,16 @@ def _check_groups(state: S.State, layers: dict[str, PrunedLayer]) -> None:
             )
 
 
-def _treat_state(layer: PrunedLayer, mask: Tensor, optimizer, policy: str) -> None:
-    """Write the optimizer's state of a layer in place: compiled steps and CUDA graphs hold it."""
-    slots = _states(optimizer).get(layer.weight)
+def _treat_state(weight: Tensor, old: Tensor | None, new: Tensor, optimizer, policy: str) -> None:
+    """Write the optimizer's state of a weight in place: compiled steps and CUDA graphs hold it."""
+    slots = _states(optimizer).get(weight)
     if not slots:
         return
-    old = torch.ones_like(mask) if layer.mask is None else layer.mask
+    old = torch.ones_like(new) if old is None else old
     with torch.no_grad():
-        for key, new in S.mask_slots(slots, old, mask, policy=policy).items():
-            if new is not slots[key]:
-                slots[key].copy_(new)
+        for key, now in S.mask_slots(slots, old, new, policy=policy).items():
+            if now is not slots[key]:
+                slots[key].copy_(now)
 
 
 def _states(optimizer) -> Mapping:
