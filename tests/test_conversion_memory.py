@@ -10,6 +10,7 @@ import scipy.sparse
 
 import sparse24 as s24
 from sparse24.formats import convert
+from sparse24.formats.windows import Windows24
 
 
 def peak_of(make):
@@ -41,3 +42,10 @@ def test_csr_in_pieces_is_scipys(rng, shape, order, monkeypatch):
         a, b = getattr(got, name), getattr(want, name)
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+def test_windows_are_made_without_counts_of_eight_bytes(rng):
+    w = rng.standard_normal((512, 2048)).astype(np.float32)
+    w = s24.prune(w, pattern=(6, 8))
+    made, peak = peak_of(lambda: Windows24.from_dense(w, (6, 8)))
+    assert peak < 1.6 * (w.nbytes + made.nbytes)
