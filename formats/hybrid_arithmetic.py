@@ -12,7 +12,7 @@ from sparse24._dtypes import DType
 from sparse24._errors import DTypeError
 from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.hybrid_listed import row_numbers
+from sparse24.formats.hybrid_listed import of_each, row_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +122,10 @@ def _of_csr(factor: Any, starts: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """The factors of elements in CSR."""
     if isinstance(factor, SparseFactor):
         return factor.at(starts, columns)
+    if factor.strides[0] == 0:  # broadcast along an axis, so no pairs of places are looked up
+        return factor[:1].reshape(-1).take(columns)
+    if factor.strides[1] == 0 and factor.size:
+        return of_each(factor[:, 0], starts, columns.size)
     return factor[row_numbers(starts, columns.size), columns]
 
 

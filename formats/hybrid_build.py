@@ -53,10 +53,12 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
     return _build_tiles(form, source, choose) if rows is None else of_rows(form, rows, choose)
 
 
-def of_rows(form: Form, rows: CsrRows, choose: Chooser) -> tuple[ht.Tiles | ListedRows, int]:
-    """As `build`, of non-zeros row by row."""
+def of_rows(
+    form: Form, rows: CsrRows, choose: Chooser, *, shared: bool = True
+) -> tuple[ht.Tiles | ListedRows, int]:
+    """As `build`, of non-zeros row by row; rows whose arrays nobody shares may become its own."""
     if hybrid_listed.are_worth_listing(rows.bits.size, form.shape):
-        listed = hybrid_listed.listed(rows, form.shape, form.dtype)
+        listed = hybrid_listed.listed(rows, form.shape, form.dtype, shared=shared)
         return listed, listed.nnz
     return _build_tiles(form, rows, choose)
 

@@ -11,7 +11,8 @@ from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 from sparse24.formats import convert, hybrid_build, indexing
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.hybrid_listed import ListedRows
+from sparse24.formats.hybrid_listed import ListedRows, row_numbers, rows_between, with_columns
+from sparse24.kernels.csr import CsrRows
 
 Stored = ht.Tiles | ListedRows
 
@@ -127,44 +128,60 @@ def _at_places(h: Any, stored: Stored, key: Any) -> Any:
     columns = np.broadcast_to(np.arange(k), stored.shape)[key]
     values = np.zeros(rows.shape, h.dtype)
     if rows.size:  # SciPy has no such part
-        numbers, bits = _numbered(stored)
+        csr = hybrid_build.rows_on_cpu(stored)
+        numbers, bits = _numbered(csr, stored.shape), csr.bits
         found = np.asarray(numbers[rows.ravel(), columns.ravel()])  # 0 is no element
         values.reshape(-1)[found > 0] = bits[found[found > 0] - 1].view(h.dtype)
     return values if isinstance(rows, np.ndarray) else values[()]
 
 
-def _numbered(stored: Stored) -> tuple[Any, np.ndarray]:
-    """A CSR array with the number of each element, from one on, and their bits in that order."""
+def _numbered(csr: CsrRows, shape: tuple[int, int]) -> Any:
+    """A CSR array with the number of each element, from one on."""
     from scipy import sparse
 
-    starts, columns, bits = hybrid_build.rows_on_cpu(stored)
-    columns = columns.astype(np.int64)
-    numbers = np.arange(1, columns.size + 1)
-    return sparse.csr_array((numbers, columns, starts), shape=stored.shape), bits
+    index = sparse.get_index_dtype(maxval=max(csr.columns.size, *shape))
+    numbers = np.arange(1, csr.columns.size + 1, dtype=index)
+    return sparse.csr_array((numbers, csr.columns.astype(index), csr.starts), shape=shape)
 
 
 def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
-    """A part by keys of rows and columns, of which nothing becomes dense.
-
-    SciPy indexes a matrix of the numbers of the non-zeros: it knows no bfloat16.
-    """
-    numbers, bits = _numbered(stored)
-    rows, across = (_taken(x, n) for x, n in zip(entries, stored.shape, strict=True))
-    found = numbers[rows, :][:, across].tocsr()
-    values = bits[found.data - 1].view(h.dtype)
+    """A part by keys of rows and columns, of which nothing becomes dense."""
+    csr, (m, k) = hybrid_build.rows_on_cpu(stored), stored.shape
+    rows, across = _taken(entries[0], m), _taken(entries[1], k)
+    if isinstance(rows, slice) and rows.step in (None, 1):
+        first, last, _ = rows.indices(m)
+        m = max(0, last - first)
+        csr, rows = rows_between(csr, first, first + m), indexing.ALL
+    whole = rows is indexing.ALL and across is indexing.ALL
+    csr, shape = (csr, (m, k)) if whole else _picked(csr, (m, k), rows, across)
     dropped = tuple(0 if _check.is_index(x) else indexing.ALL for x in entries)
     if dropped == (indexing.ALL, indexing.ALL):
-        csr = convert.csr_of(found.indptr, found.indices, values, found.shape)
-        return type(h).build(csr, n_hint=h.n_hint, dtype=h.dtype)
-    dense = np.zeros(found.shape, h.dtype)
-    dense[np.repeat(np.arange(found.shape[0]), np.diff(found.indptr)), found.indices] = values
+        csr = with_columns(csr, convert.column_type(shape[1]))
+        return h._of_rows(csr, shape, shared=whole)
+    dense = np.zeros(shape, h.dtype)
+    dense[row_numbers(csr.starts, csr.bits.size), csr.columns] = csr.bits.view(h.dtype)
     return dense[dropped]
 
 
+def _picked(
+    csr: CsrRows, shape: tuple[int, int], rows: Any, across: Any
+) -> tuple[CsrRows, tuple[int, int]]:
+    """Rows, columns or both of non-zeros, in new arrays, and their shape.
+
+    SciPy indexes a matrix of the numbers of the non-zeros: it knows no bfloat16.
+    """
+    found = _numbered(csr, shape)
+    found = found if rows is indexing.ALL else found[rows, :]  # SciPy copies for a whole slice
+    found = found if across is indexing.ALL else found[:, across]
+    found.sort_indices()
+    found.data -= 1
+    return CsrRows(found.indptr.astype(np.int64), found.indices, csr.bits[found.data]), found.shape
+
+
 def _taken(entry: Any, size: int) -> Any:
-    """An entry of a key as a slice or an array of numbers."""
+    """An entry of a key as a slice, `indexing.ALL` if of all, or an array of numbers."""
     if isinstance(entry, slice):
-        return entry
+        return indexing.ALL if range(size)[entry] == range(size) else entry
     return np.atleast_1d(np.arange(size)[entry if _check.is_index(entry) else _index(entry)])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from sparse24 import _arrays, _check
 from sparse24._errors import DTypeError, ShapeError
 from sparse24.formats import convert
-from sparse24.formats.hybrid_listed import row_numbers
+from sparse24.formats.hybrid_listed import of_each
 from sparse24.formats.hybrid_stored import HybridStored
 from sparse24.formats.joining import check_type_and_device, names_of, refuse_options
 from sparse24.kernels.csr import CsrRows
@@ -54,8 +54,9 @@ def _below_one_another(parts: Sequence[Any], shape: tuple[int, int]) -> CsrRows:
     counts = [xp.diff(starts) for starts, _, _ in rows]
     starts = xp.zeros(shape[0] + 1, np.int64)
     starts[1:] = xp.cumsum(xp.concatenate(counts))
-    columns = [columns.astype(convert.column_type(shape[1])) for _, columns, _ in rows]
-    return CsrRows(starts, xp.concatenate(columns), xp.concatenate([bits for _, _, bits in rows]))
+    wanted = convert.column_type(shape[1])  # no uint32, which NumPy casts so only if it is told to
+    columns = xp.concatenate([x for _, x, _ in rows], dtype=wanted, casting="unsafe")
+    return CsrRows(starts, columns, xp.concatenate([bits for _, _, bits in rows]))
 
 
 def _side_by_side(parts: Sequence[Any], shape: tuple[int, int]) -> CsrRows:
@@ -68,8 +69,8 @@ def _side_by_side(parts: Sequence[Any], shape: tuple[int, int]) -> CsrRows:
     columns, bits = xp.empty(size, convert.column_type(shape[1])), xp.empty(size, storage)
     here = starts[:-1].copy()  # where the elements of the next part begin in each row
     for part, (from_, part_columns, part_bits), count in zip(parts, rows, counts, strict=True):
-        row = row_numbers(from_, part_bits.size)
-        place = (here - from_[:-1])[row] + xp.arange(part_bits.size)
+        place = of_each(here - from_[:-1], from_, part_bits.size)
+        place += xp.arange(part_bits.size)
         columns[place] = part_columns.astype(columns.dtype) + before
         bits[place] = part_bits
         here += count

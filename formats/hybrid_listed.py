@@ -93,9 +93,7 @@ class ListedRows:
 
     def rows(self, first: int, last: int) -> ListedRows:
         """The rows [first, last); shares the elements."""
-        starts = self.csr.starts[first : last + 1]
-        low, high = int(starts[0]), int(starts[-1])
-        csr = CsrRows(starts - low, self.csr.columns[low:high], self.csr.bits[low:high])
+        csr = rows_between(self.csr, first, last)
         return dataclasses.replace(self, shape=(last - first, self.shape[1]), csr=csr)
 
     def row_numbers(self) -> Any:
@@ -111,12 +109,26 @@ class ListedRows:
         return out.view(self.dtype.logical)
 
 
+def rows_between(csr: CsrRows, first: int, last: int) -> CsrRows:
+    """The rows [first, last); shares the elements."""
+    starts = csr.starts[first : last + 1]
+    low, high = int(starts[0]), int(starts[-1])
+    return CsrRows(starts - low, csr.columns[low:high], csr.bits[low:high])
+
+
 def row_numbers(starts: Any, count: int) -> Any:
     """The row of each of `count` elements, from where the rows start; does not wait."""
     xp = _arrays.namespace(starts)
     if xp is np:
-        return np.repeat(np.arange(starts.size - 1), np.diff(starts))
+        return of_each(np.arange(starts.size - 1), starts, count)
     return xp.searchsorted(starts, xp.arange(count), side="right") - 1
+
+
+def of_each(by_row: Any, starts: Any, count: int) -> Any:
+    """What belongs to the row of each of `count` elements; does not wait."""
+    if isinstance(by_row, np.ndarray):
+        return np.repeat(by_row, np.diff(starts))
+    return by_row[row_numbers(starts, count)]
 
 
 def are_worth_listing(elements: int, shape: tuple[int, int]) -> bool:
@@ -125,9 +137,11 @@ def are_worth_listing(elements: int, shape: tuple[int, int]) -> bool:
     return elements < rows_below(size) * size and max(shape) <= MOST_OF_AN_AXIS
 
 
-def listed(csr: CsrRows, shape: tuple[int, int], dtype: _dtypes.DType) -> ListedRows:
-    """The rows, copied, as arrays of the caller may change; zeros among them are left out."""
-    csr = CsrRows(*(x.copy() for x in csr))
+def listed(
+    csr: CsrRows, shape: tuple[int, int], dtype: _dtypes.DType, *, shared: bool
+) -> ListedRows:
+    """The rows, copied if others share their arrays; zeros among them are left out."""
+    csr = CsrRows(*(x.copy() for x in csr)) if shared else csr
     csr = csr._replace(bits=csr.bits.view(dtype.storage))
     return ListedRows(shape, dtype, _with_columns_of_device(_without_zeros(csr, dtype)))
 
@@ -143,6 +157,11 @@ def _without_zeros(csr: CsrRows, dtype: _dtypes.DType) -> CsrRows:
 def _with_columns_of_device(csr: CsrRows) -> CsrRows:
     """Columns in the type that the device's kernels read."""
     wanted = np.int32 if _arrays.is_cupy(csr.columns) else np.uint32
+    return with_columns(csr, wanted)
+
+
+def with_columns(csr: CsrRows, wanted: Any) -> CsrRows:
+    """Columns in a type that holds them; shared if it has the same bits."""
     columns = csr.columns
     same_bits = columns.dtype.itemsize == np.dtype(wanted).itemsize
     return csr._replace(columns=columns.view(wanted) if same_bits else columns.astype(wanted))

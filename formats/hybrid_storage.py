@@ -22,6 +22,7 @@ from sparse24.formats import (
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
 from sparse24.formats.hybrid_stored import HybridStored, chooser
+from sparse24.kernels.csr import CsrRows
 
 
 class HybridStorage(HybridStored):
@@ -102,9 +103,14 @@ class HybridStorage(HybridStored):
         (m, k), total = self.shape, sum(matrix.shape[axis] for matrix in matrices)
         shape = (total, k) if axis == 0 else (m, total)
         rows = hybrid_joining.joined_rows(matrices, shape, axis)
+        return self._of_rows(rows, shape, shared=False)
+
+    def _of_rows(self, rows: CsrRows, shape: tuple[int, int], *, shared: bool) -> Self:
+        """Non-zeros row by row as a matrix of this one's type and device."""
         form = hybrid_build.Form(shape, self._dtype, _arrays.namespace(rows.bits))
         choose = chooser(self._dtype, _arrays.is_cupy(rows.bits), self.n_hint)
-        return type(self)(*hybrid_build.of_rows(form, rows, choose), self.n_hint)
+        made = hybrid_build.of_rows(form, rows, choose, shared=shared)
+        return type(self)(*made, self.n_hint)
 
     def _elements(self):
         return self._tiles.source.elements

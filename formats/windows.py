@@ -286,7 +286,7 @@ def _spread(dense, m: int, dtype: _dtypes.DType):
     for j in range(count):
         window = slice(2 * j, 2 * j + _spec.GROUP)
         taken = left[..., window]
-        taken = taken & (xp.cumsum(taken, axis=-1) <= _spec.KEPT)
+        taken = taken & (xp.cumsum(taken, axis=-1, dtype=np.uint8) <= _spec.KEPT)
         spread[..., j, :] = xp.where(taken, groups[..., window], dtype.storage.type(0))
         left[..., window] &= ~taken
     width = groups.shape[-2] * count * _spec.GROUP

@@ -1,0 +1,58 @@
+"""Parts, joins and factors of listed matrices: memory and work beside what they return."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from listed_cases import graph
+
+import sparse24 as s24
+from sparse24.formats import hybrid_arithmetic
+
+SIZE, ELEMENTS = 20_000, 150_000  # eight bytes each, four of the value and four of the column
+
+# Bytes for each element of the matrix, with its rows' starts; half of them are in some parts.
+MADE = {
+    "half of the rows": (lambda h: h[: SIZE // 2], 10),
+    "half of the columns": (lambda h: h[:, : SIZE // 2], 25),
+    "every second row": (lambda h: h[::2], 25),
+    "rows in another order": (lambda h: h[np.arange(SIZE)[::-1]], 32),
+    "columns in another order": (lambda h: h[:, np.arange(SIZE)[::-1]], 36),
+    "below one another": (lambda h: np.concatenate([h, h]), 25),
+    "side by side": (lambda h: np.concatenate([h, h], axis=1), 42),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_parts_and_joins_take_little_memory_beside_what_they_return(rng, what):
+    make, most = MADE[what]
+    m = graph(rng, (SIZE, SIZE), ELEMENTS)
+    h = s24.hybrid(m)
+    make(h)
+    tracemalloc.start()
+    made = make(h)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert made.stored.is_listed
+    assert peak < most * m.nnz
+
+
+def test_a_factor_of_rows_or_columns_is_not_looked_up_in_pairs_of_places(rng, monkeypatch):
+    m = graph(rng)
+    h, w = s24.hybrid(m), m.toarray()
+    row, column = (rng.integers(1, 5, shape).astype(np.float32) for shape in ((1, 900), (700, 1)))
+    monkeypatch.setattr(hybrid_arithmetic, "row_numbers", None)
+    for factor in (row, column, row[0]):
+        np.testing.assert_array_equal((h * factor).toarray(), w * factor)
+    monkeypatch.undo()
+    both = row * column
+    np.testing.assert_array_equal((h * both).toarray(), w * both)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_factors_of_rows_and_columns_of_an_empty_matrix(shape):
+    h = s24.hybrid(graph(np.random.default_rng(0), (64, 64), 4))[: shape[0], : shape[1]]
+    for factor in (np.ones((1, shape[1]), np.float32), np.ones((shape[0], 1), np.float32)):
+        assert (h * factor).shape == shape
