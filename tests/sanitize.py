@@ -10,6 +10,8 @@ CuPy's own included, and for each kernel the digest of what ran.
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -26,7 +28,7 @@ from sparse24.kernels import loader, targets
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 DATA = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "data"
-PROCESSES = 14
+PROCESSES = 14  # on each GPU
 
 # Racecheck orders the accesses of a thread by the barriers at which it arrives itself.  In rings
 # whose barriers lie in shared memory a lane arrives for its warp, so there every lane is made to.
@@ -93,8 +95,16 @@ def reports(text: str) -> dict[str, int]:
     return dict(Counter(f"{what} in {kernel}" for what, kernel in (*access, *races)))
 
 
-def launch(part: str, tool: str | None, log: Path | None) -> Outcome:
-    """Run a part in a process of its own, under a tool or not.
+def gpus() -> list[str]:
+    """The GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import cupy as cp
+
+    every = map(str, range(cp.cuda.runtime.getDeviceCount()))
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
+
+
+def launch(part: str, tool: str | None, log: Path | None, gpu: str) -> Outcome:
+    """Run a part in a process of its own on one GPU, under a tool or not.
 
     If the part does not finish, the end of what it said is printed.
     """
@@ -104,7 +114,8 @@ def launch(part: str, tool: str | None, log: Path | None) -> Outcome:
     if tool is not None:
         options = ["--racecheck-report", "analysis"] if tool == "racecheck" else []
         command = [_program(), "--tool", tool, "--print-limit", "200", *options, *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if log is not None:
         (log / f"{tool}-{part.replace(', ', '-').replace(' ', '-')}.log").write_text(
             done.stdout + done.stderr
@@ -116,6 +127,20 @@ def launch(part: str, tool: str | None, log: Path | None) -> Outcome:
     found = reports(done.stdout)
     foreign = sum(count for what, count in found.items() if " in cupy_" in what)
     return Outcome(int(summary[1]) - foreign if summary else 0, found)
+
+
+def every_outcome(tools: list[str], logs: Path | None) -> dict[tuple[str, str], Outcome]:
+    """What each tool said of each part; the parts take turns on the GPUs."""
+    everywhere = gpus()
+    turn = itertools.cycle(everywhere)
+    with ThreadPoolExecutor(PROCESSES * len(everywhere)) as pool:
+        list(pool.map(lambda part, gpu: launch(part, None, None, gpu), PARTS, turn))  # compile once
+        jobs = {
+            (tool, part): pool.submit(launch, part, tool, logs, next(turn))
+            for tool in tools
+            for part in PARTS
+        }
+    return {key: job.result() for key, job in jobs.items()}
 
 
 def _program() -> str:
@@ -145,17 +170,9 @@ def main() -> None:
     for folder in (out, arguments.logs):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        list(pool.map(lambda part: launch(part, None, None), PARTS))  # compile once
-        jobs = {
-            (tool, part): pool.submit(launch, part, tool, arguments.logs)
-            for tool in arguments.tools
-            for part in PARTS
-        }
     errors: dict[str, dict[str, int | None]] = {tool: {} for tool in arguments.tools}
     found: dict[str, dict[str, dict[str, int]]] = {tool: {} for tool in arguments.tools}
-    for (tool, part), job in jobs.items():
-        outcome = job.result()
+    for (tool, part), outcome in every_outcome(arguments.tools, arguments.logs).items():
         errors[tool][part] = outcome.errors
         if outcome.reports:
             found[tool][part] = outcome.reports
