@@ -1,16 +1,19 @@
 """Run every kernel on small, ragged shapes under compute-sanitizer; records ``sanitizer.json``.
 
-    python tests/sanitize.py [--tools memcheck racecheck initcheck synccheck] [--out FOLDER]
+    python tests/sanitize.py [--tools memcheck racecheck initcheck synccheck] [--parts PART ...]
+        [--out FOLDER]
 
 Needs a GPU and NVIDIA's compute-sanitizer.  The record says for each tool and part how many
 errors were reported in our kernels (null: it did not finish), what was reported in which kernel,
-CuPy's own included, and for each kernel the digest of what ran.
+CuPy's own included, and for each kernel the digest of what ran.  A run of some tools or parts
+replaces these in a record of the same kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import re
 import shutil
@@ -43,6 +46,9 @@ EVERY_LANE = {
             "if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty",
             "if (previous_ >= 0) barrier_arrive(ring_.empty",
         ),
+    ),
+    "inline unsigned nothing(": (  # zero in lane 0 only, which else gives a stage back alone
+        (': "+r"(bits) : "r"(w.lane)', ': "+r"(bits) : "r"(0)'),
     ),
     "class MmaRing {": (
         ("empty(slot).init(kWarps)", "empty(slot).init(kThreads)"),
@@ -106,7 +112,7 @@ def gpus() -> list[str]:
 def launch(part: str, tool: str | None, log: Path | None, gpu: str) -> Outcome:
     """Run a part in a process of its own on one GPU, under a tool or not.
 
-    If the part does not finish, the end of what it said is printed.
+    If the part does not finish, some of what it said is printed.
     """
     command = [sys.executable, __file__, "--run", part]
     if tool == "racecheck":
@@ -122,23 +128,25 @@ def launch(part: str, tool: str | None, log: Path | None, gpu: str) -> Outcome:
         )
     summary = re.search(r"SUMMARY: (\d+) (?:errors?|hazards?)", done.stdout)
     if f"ran {part}" not in done.stdout or (tool is not None and summary is None):
-        print(f"{tool}, {part}, did not finish: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+        print(f"{tool}, {part}, did not finish: {done.stdout[-1000:]}{done.stderr[:2000]}")
         return Outcome(None, reports(done.stdout))
     found = reports(done.stdout)
     foreign = sum(count for what, count in found.items() if " in cupy_" in what)
     return Outcome(int(summary[1]) - foreign if summary else 0, found)
 
 
-def every_outcome(tools: list[str], logs: Path | None) -> dict[tuple[str, str], Outcome]:
+def every_outcome(
+    tools: list[str], parts: list[str], logs: Path | None
+) -> dict[tuple[str, str], Outcome]:
     """What each tool said of each part; the parts take turns on the GPUs."""
     everywhere = gpus()
     turn = itertools.cycle(everywhere)
     with ThreadPoolExecutor(PROCESSES * len(everywhere)) as pool:
-        list(pool.map(lambda part, gpu: launch(part, None, None, gpu), PARTS, turn))  # compile once
+        list(pool.map(lambda part, gpu: launch(part, None, None, gpu), parts, turn))  # compile once
         jobs = {
             (tool, part): pool.submit(launch, part, tool, logs, next(turn))
             for tool in tools
-            for part in PARTS
+            for part in parts
         }
     return {key: job.result() for key, job in jobs.items()}
 
@@ -153,12 +161,38 @@ def _version() -> str:
     return found[1] if found else ""
 
 
+def write_record(path: Path, header: dict, outcomes: dict[tuple[str, str], Outcome]) -> None:
+    """Beside what a record of the same kernels says of other tools and parts."""
+    stems = {stem: loader.digest(stem) for stem in targets.stems()}
+    known = json.loads(path.read_text()) if path.exists() else {}
+    if known.get("stems") != stems:
+        known = {}
+    errors, found = known.get("errors", {}), known.get("reports", {})
+    for (tool, part), outcome in outcomes.items():
+        errors.setdefault(tool, {})[part] = outcome.errors
+        found.setdefault(tool, {}).pop(part, None)
+        if outcome.reports:
+            found[tool][part] = outcome.reports
+            print(tool, part, outcome.errors, outcome.reports)
+    record = {
+        "header": header,
+        "compute-sanitizer": _version(),
+        "errors": errors,
+        "reports": found,
+        "stems": stems,
+    }
+    _evidence.write_json(path, record)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--out", type=Path, help="by default the folder of the GPU's records")
     parser.add_argument("--logs", type=Path, help="folder for the tools' own reports")
-    parser.add_argument("--run", choices=PARTS, help="only run this part, unwatched")
+    parser.add_argument(
+        "--run", choices=PARTS, metavar="PART", help="only run this part, unwatched"
+    )
     parser.add_argument("--every-lane", action="store_true", help="as racecheck needs it")
     arguments = parser.parse_args()
     if arguments.run:
@@ -170,21 +204,8 @@ def main() -> None:
     for folder in (out, arguments.logs):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-    errors: dict[str, dict[str, int | None]] = {tool: {} for tool in arguments.tools}
-    found: dict[str, dict[str, dict[str, int]]] = {tool: {} for tool in arguments.tools}
-    for (tool, part), outcome in every_outcome(arguments.tools, arguments.logs).items():
-        errors[tool][part] = outcome.errors
-        if outcome.reports:
-            found[tool][part] = outcome.reports
-            print(tool, part, outcome.errors, outcome.reports)
-    record = {
-        "header": header,
-        "compute-sanitizer": _version(),
-        "errors": errors,
-        "reports": found,
-        "stems": {stem: loader.digest(stem) for stem in targets.stems()},
-    }
-    _evidence.write_json(out / "sanitizer.json", record)
+    outcomes = every_outcome(arguments.tools, arguments.parts, arguments.logs)
+    write_record(out / "sanitizer.json", header, outcomes)
 
 
 if __name__ == "__main__":

@@ -113,17 +113,22 @@ def experts_in_one_launch() -> None:
         cp.cuda.set_allocator(None)
 
 
-@contextlib.contextmanager
 def _cleared_for(choice):
-    """Zeros in new memory where initcheck does not see what is stored, or what is not read.
+    """Cleared memory where a result is read again, or an operand copied.
 
-    A result that is read again may have come by the TMA: cuBLAS's, before our epilogue, and
-    ours, before a copy.  Of an aligned copy of b the last 16 bytes of a row may be its end and
-    padding: ``cp.async`` reads as many as it is told to, and counts as having read them all.
+    The result is cuBLAS's, before our epilogue, or ours, before a copy.  Of an aligned copy of b
+    the last 16 bytes of a row may be its end and padding: ``cp.async`` reads as many as it is told
+    to, and counts as having read them all.
     """
+    return _cleared_memory(choice.kernel == "dense" or choice.copies)
+
+
+@contextlib.contextmanager
+def _cleared_memory(needed):
+    """Zeros in new memory where initcheck does not see what the TMA stores, or what is not read."""
     import cupy as cp
 
-    if choice.kernel == "dense" or choice.copies:
+    if needed:
         cp.cuda.set_allocator(_cleared)
     yield
     cp.cuda.set_allocator(None)
@@ -195,10 +200,12 @@ def hybrids() -> None:
         for n in columns:
             b, result = draw((shape[1], n), dtype), _dtypes.TABLE[dtype].result
             for path in hybrid_predict.predictions(h, n):
-                hybrid_dispatch.multiply(h, b, cp.empty((shape[0], n), result), path)
-                if path in ("two_four", "twice"):  # which add where the result lies by columns
-                    by_columns = cp.empty((n, shape[0]), result).T
-                    hybrid_dispatch.multiply(h, b, by_columns, path)
+                adds = path in ("two_four", "twice")  # to a result, which may lie by columns
+                with _cleared_memory(adds):
+                    hybrid_dispatch.multiply(h, b, cp.empty((shape[0], n), result), path)
+                    if adds:
+                        by_columns = cp.empty((n, shape[0]), result).T
+                        hybrid_dispatch.multiply(h, b, by_columns, path)
 
     each_path((150, 330), 0.8, (1, 2, 5, 16, 24, 100, 300))
     each_path((40, 9001), 0.95, (2, 16))  # three panels of gather
