@@ -27,7 +27,9 @@ def place(request):
     except RuntimeError:
         pytest.skip(f"JAX has no {request.param} here")
     with jax.default_device(device):
-        yield lambda A: A.to_device("cuda") if request.param == "gpu" else A
+        # By its number: where CuPy was there first, JAX may leave another GPU as the current one.
+        there = f"cuda:{device.local_hardware_id}"
+        yield lambda A: A.to_device(there) if request.param == "gpu" else A
 
 
 @pytest.mark.parametrize("name", TYPES)
