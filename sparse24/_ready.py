@@ -106,7 +106,7 @@ def bound(
     Where calls give a vector, its address follows those of b and out.  Calls may not write over
     `values`, the array of the stored elements, if they are given.
     """
-    layout, refusals = MovedLayout(by_address(bind, b, out)), [_out_on_b(b, out)]
+    layout, refusals = MovedLayout(by_address(bind, b, out)), [out_on_b(b, out)]
     if values is not None:
         refusals.append(out_on_values(out, values))
     return Ready(layout, allocate, captured=captured, refusals=refusals)
@@ -158,7 +158,7 @@ class ReadyProduct(Ready):
 def _refusals(launched: Launched, *, in_place: bool) -> list[Refusal]:
     """Where b and out must not lie: on other arrays that the product reads or writes."""
     b, out, c, aux = launched.b, launched.out, launched.epilogue.c, launched.epilogue.aux
-    found = [_out_on_b(b, out), out_on_values(out, launched.a.values)]
+    found = [out_on_b(b, out), out_on_values(out, launched.a.values)]
     if aux is not None:
         out_on_aux, b_on_aux = _over(out, aux), _over(b, aux)
         message = "aux shares memory with out; pass another array"
@@ -171,7 +171,7 @@ def _refusals(launched: Launched, *, in_place: bool) -> list[Refusal]:
     return found
 
 
-def _out_on_b(b: Any, out: Any) -> Refusal:
+def out_on_b(b: Any, out: Any) -> Refusal:
     return _meeting(b, out), OVERLAP.format("out")
 
 

@@ -148,7 +148,8 @@ def of_run(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any)
     ----------
     run : callable
         Called with ``(b, out)``, matrices; says by `captured` whether a graph can hold it.  With
-        `bind`, as that of `_ready.bound`, it is one launch.
+        `bind`, as that of `_ready.bound`, it is one launch; its `ready`, if there is one, may know
+        better than to repeat its copies (`_hybrid.staged.Staged`).
     lay : callable
         Makes the matrices from CuPy arrays like `x` and `result`.
     product : array
@@ -158,6 +159,8 @@ def of_run(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any)
     in_place = b.data.ptr == x.data.ptr  # else a graph would not keep the copy
     if in_place and hasattr(run, "bind"):
         return bound(run.bind, b, out, allocate, captured=run.captured)
+    if in_place and hasattr(run, "ready") and (prepared := run.ready(b, out, allocate)):
+        return prepared
     captured = in_place and run.captured
 
     def multiply(x: Any, out: Any) -> None:

@@ -28,7 +28,8 @@ def test_gradients_on_one_device(kind):
     except RuntimeError:
         pytest.skip(f"JAX has no {kind} here")
     with jax.default_device(device), jax.default_matmul_precision("highest"):
-        move = (lambda A: A.to_device("cuda")) if kind == "gpu" else (lambda A: A)
+        there = f"cuda:{device.local_hardware_id}" if kind == "gpu" else "cpu"
+        move = lambda A: A.to_device(there)  # noqa: E731
         assert str(jax_shards.compared([device], move)) == COMPARED
 
 

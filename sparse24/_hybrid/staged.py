@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from sparse24 import _arrays
+from sparse24._hybrid.turned import ReadyTurned
 from sparse24._moved_layout import laying_out
 
 
@@ -27,6 +31,14 @@ class Staged:
         from sparse24.kernels.hybrid_launch import rows_contiguous
 
         self.multiply(rows_contiguous(b), room_for(out) if self._room else out, out)
+
+    def ready(self, b, out, allocate: Callable[[], Any]) -> ReadyTurned | None:
+        """What repeats it for matrices like these, if all it copies is a b that lies by columns."""
+        from sparse24.kernels import transpose
+
+        if self._room or by_rows(b) or not transpose.takes(b.T):
+            return None
+        return ReadyTurned(self._product, b, out, allocate)
 
     def multiply(self, b, room, out) -> None:
         """Make the product in `room`, of copies that are there, and move it to `out`."""
