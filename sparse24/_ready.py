@@ -58,7 +58,7 @@ class Ready:
         return self.launch(x, out, vector, last=self.last)
 
     def launch(self, x: Any, out: Any, vector: Any = None, *, last: Last | None) -> Any:
-        """Launch with this last argument; the result is made where `out` is None."""
+        """Launch with this last argument; makes the result if `out` is None."""
         result = self.allocate() if out is None else out
         if of_cupy := _arrays.is_cupy(x):
             b, to, stream = x.data.ptr, result.data.ptr, current_stream()
@@ -78,6 +78,10 @@ class Ready:
             self._enqueue_for_torch(given, stream, last, x)
         return result
 
+    def _asks_cupy(self) -> bool:
+        """Whether a launch asks CuPy for the stream, as cuBLAS does, which no graph can hold."""
+        return not self.captured
+
     def _enqueue(self, given: tuple[int, ...], stream: int, last: Last | None) -> None:
         """Launch on CuPy's current stream."""
         self.layout.enqueue(given, stream, last)
@@ -87,10 +91,10 @@ class Ready:
     ) -> None:
         """Launch on torch's stream; as CuPy allocates nothing, less than `stream_of` is set up."""
         here = _is_on_current_device(x)
-        if here and self.captured:
+        if here and not self._asks_cupy():
             self.layout.enqueue(given, stream, last)
         elif here and _foreign_streams.is_current_device(x):
-            with _arrays.cupy_stream(stream):  # cuBLAS asks CuPy for the stream
+            with _arrays.cupy_stream(stream):
                 self.layout.enqueue(given, stream, last)
         else:
             with _foreign_streams.stream_of(x):

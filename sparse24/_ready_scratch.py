@@ -11,7 +11,7 @@ class ReadyInScratch(Ready):
     """A `Ready` whose launches take the address of scratch memory after all others.
 
     For tensors it is torch's memory: a pool of CuPy's beside torch's would find no room on a GPU
-    that torch has filled, also where torch's has some.  No graph holds it.
+    that torch has filled, also where torch's has some.  No graph would keep it.
 
     Attributes
     ----------
@@ -19,6 +19,9 @@ class ReadyInScratch(Ready):
     """
 
     scratch_bytes: int
+
+    def _asks_cupy(self) -> bool:
+        return False  # kernels are told the stream
 
     def _enqueue(self, given: tuple[int, ...], stream: int, last: Last | None) -> None:
         scratch = _arrays.cupy_module().cuda.alloc(self.scratch_bytes)  # freed in stream order

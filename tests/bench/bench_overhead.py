@@ -1,6 +1,7 @@
 """What a call costs before the GPU starts, and what a first call compiles: ``overhead.json``.
 
-    python tests/bench/bench_overhead.py [--out FOLDER]
+    python tests/bench/bench_overhead.py [--sets repeated turned other_tokens training compiles]
+        [--out FOLDER]
 
 A call on a matrix so small that the GPU waits for Python: its host time is the overhead.
 Rivals are the dense products of CuPy and torch.  ``compile`` cases are the cold compile
@@ -28,7 +29,9 @@ from sparse24.kernels import loader, sparse_fma, sparse_mma, sparse_skinny, spar
 
 STEMS = ("sparse_wgmma", "sparse_skinny")
 IN_PIECES = ("sparse_wgmma", "sparse_split")
+TURNING = ("hybrid_scatter", "transpose")
 SIZE = 384
+TURNED, TOKENS = 4096, 64  # features of the larger matrix, and tokens for it
 UNSTRUCTURED_ZEROS = 0.95
 STACKED = 8
 LAYERS = 24
@@ -178,8 +181,22 @@ def hybrid_calls(n: int) -> Calls:
     }  # fmt: skip
 
 
+def turned_calls(n: int) -> Calls:
+    """Calls with tokens by rows on an unstructured matrix whose kernel wants columns of them."""
+    weight = cp.random.standard_normal((TURNED, TURNED), dtype=np.float32).astype(np.float16)
+    h = s24.hybrid(cp.where(cp.random.random(weight.shape) < 0.9, np.float16(0), weight))
+    x = cp.random.standard_normal((n, TURNED), dtype=np.float32).astype(np.float16)
+    tokens, dense = torch.from_dlpack(x), torch.from_dlpack(weight)
+    return {
+        "hybrid, 90 % zeros, x @ H.T": (lambda: x @ h.T, {"cupy": lambda: x @ weight.T}),
+        "hybrid, 90 % zeros, torch tensor": (
+            lambda: tokens @ h.T, {"torch": lambda: tokens @ dense.T},
+        ),
+    }  # fmt: skip
+
+
 @torch.no_grad()
-def overheads() -> list[dict]:
+def repeated() -> list[dict]:
     rows = []
     for n in (1, 16, 512):
         for name, (ours, rivals) in (calls(n) | moving_calls(n) | hybrid_calls(n)).items():
@@ -187,18 +204,37 @@ def overheads() -> list[dict]:
         for name, (ours, rivals) in calls_in_pieces(n).items():
             row = timed(f"{name}, n = {n}", ours, rivals, n, "float32")
             rows.append(row | {"used": IN_PIECES})
-    rows += [other_numbers_of_tokens(bias) for bias in (False, True)]
-    with torch.enable_grad():
-        for name, (ours, rivals) in steps(512).items():
-            rows.append(timed(name, ours, rivals, 512, "bfloat16"))
     return rows
 
 
-def timed(name: str, ours: Call, rivals: dict[str, Call], n: int, dtype: str) -> dict:
+@torch.no_grad()
+def turned() -> list[dict]:
+    found = turned_calls(TOKENS).items()
+    return [
+        timed(f"{name}, n = {TOKENS}", ours, rivals, TOKENS, "float16", size=TURNED)
+        | {"used": TURNING}
+        for name, (ours, rivals) in found
+    ]
+
+
+@torch.no_grad()
+def other_tokens() -> list[dict]:
+    return [other_numbers_of_tokens(bias) for bias in (False, True)]
+
+
+def training() -> list[dict]:
+    return [
+        timed(name, ours, rivals, 512, "bfloat16") for name, (ours, rivals) in steps(512).items()
+    ]
+
+
+def timed(
+    name: str, ours: Call, rivals: dict[str, Call], n: int, dtype: str, *, size: int = SIZE
+) -> dict:
     ours_us, *others = host_us((ours, *rivals.values()))
     row = {"name": name, "ours_kernel": "replayed", "ours_us": ours_us}
     row["rivals"] = dict(zip(rivals, others, strict=True))
-    return row | {"m": SIZE, "k": SIZE, "n": n, "dtype": dtype, "used": STEMS}
+    return row | {"m": size, "k": size, "n": n, "dtype": dtype, "used": STEMS}
 
 
 def compiles() -> list[dict]:
@@ -217,16 +253,23 @@ def compiles() -> list[dict]:
     return rows
 
 
+SETS = {
+    "repeated": repeated, "turned": turned, "other_tokens": other_tokens, "training": training,
+    "compiles": compiles,
+}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     needs_gpus()
-    rows = overheads() + compiles()
+    rows = [row for name in arguments.sets for row in SETS[name]()]
     for row in rows:
         rivals = "  ".join(f"{name} {us:.1f}" for name, us in row["rivals"].items())
         print(f"{row['name']:32} {row['ours_us']:10.1f} us  {rivals}")
-    write_suite("overhead", rows, stems=(*STEMS, *IN_PIECES), out=arguments.out)
+    write_suite("overhead", rows, stems=(*STEMS, *IN_PIECES, *TURNING), out=arguments.out)
 
 
 if __name__ == "__main__":
