@@ -128,6 +128,18 @@ def test_subnormal_float64_on_the_gpu(rng, name):
 
 @pytest.mark.gpu
 @pytest.mark.stem("cast")
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "int8"])
+def test_subnormal_numbers_as_float64_on_the_gpu(name):
+    import cupy
+
+    row = _dtypes.TABLE[name]
+    x = np.arange(128).astype(row.storage).view(row.logical)[None]  # of floats all are subnormal
+    got = to_numpy(cast.launch(cupy.asarray(x), row, _dtypes.TABLE["float64"]))
+    np.testing.assert_array_equal(got.view(np.uint64), x.astype(np.float64).view(np.uint64))
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("cast")
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_empty(shape):
     import cupy

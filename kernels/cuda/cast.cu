@@ -22,11 +22,17 @@ __device__ float to_odd(double x) {
     return exact ? cut : __int_as_float(__float_as_int(cut) | 1);
 }
 
+// Subnormal numbers included (narrow.cuh).
+__device__ double wide(float x) { return widen(x); }
+__device__ double wide(double x) { return x; }
+__device__ double wide(int x) { return x; }
+
 template <class Value>
 __device__ typename Output::real before_rounding(Value x) {
     constexpr bool from_double = sizeof(Value) == sizeof(double);
     if constexpr (from_double && sizeof(Output::type) < sizeof(float)) return to_odd(x);
     else if constexpr (from_double && sizeof(typename Output::real) == sizeof(float)) return narrow(x);
+    else if constexpr (sizeof(typename Output::real) == sizeof(double)) return wide(x);
     else return typename Output::real(x);
 }
 

@@ -4,7 +4,8 @@
 //   packed   [groups, atoms_k, atoms_m, 1024]  metadata in atoms of 64x128 (sparse24/_spec.py)       (read)
 //   offsets  [groups + 1]                      columns offsets[g] to offsets[g + 1] belong to g      (read)
 //   b        [k, n]                            k contiguous, columns on 16-byte boundaries           (read)
-//   out      [m, n]                            m contiguous, columns on 16-byte boundaries           (written)
+//   out      [m, n]                            m contiguous, columns on 16-byte boundaries; the last (written)
+//                                              16 bytes of a column are written whole, with any bits behind m
 //
 // The epilogue is that of epilogue.cuh, with a bias and scales [groups, m] of rows, and scales [n] of columns.
 //

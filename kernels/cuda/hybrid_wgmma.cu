@@ -39,7 +39,8 @@
 // A chunk of the result is arranged in a buffer before it is written.  With IN_STAGE the memory of a tile's last stage
 // serves for these buffers, and goes back to the producers afterwards, so that the ring has room for one more stage.
 //
-// A is loaded before the kernel waits for the preceding one in the stream, b afterwards (programmatic.cuh).
+// Pieces and sources are read before the kernel waits for the preceding one in the stream, A and b afterwards
+// (programmatic.cuh).
 //
 // Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N STAGES CUTS K_PARTS SKIPS ROWS_BY_NUMBER OUT_ROW_MAJOR
 // OUT_BULK STAGING IN_STAGE; kernels/hybrid_wgmma.py chooses.
