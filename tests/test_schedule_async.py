@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from schedule_cases import RECIPES, assert_same, converted, data
 from sparse24 import _arrays
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._schedule import core
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
@@ -93,6 +95,36 @@ def test_resume_with_masks_under_way():
         for t in range(5, 12):
             assert_same(through.step(**data(t)), resumed.step(**data(t)))
             assert [e.step for e in through.events] == [e.step for e in resumed.events]
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_step_that_an_interrupt_ended_is_made_again(delay, saved, monkeypatch):
+    recipe, weights = RECIPES["rigl"], data(0)["weights"]
+    plain, scheduler = (S.AsyncScheduler(recipe, weights, delay=delay) for _ in range(2))
+    for t in range(12):
+        if t in (5, 6):
+            place = (Future, "exception") if delay else (core, "step")  # where it waits, or works
+            with monkeypatch.context() as patch:
+                patch.setattr(*place, interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    scheduler.step(**data(t))
+            if saved:
+                state = scheduler.state_dict()
+                scheduler.close()
+                scheduler = S.AsyncScheduler(recipe, weights, delay=delay)
+                scheduler.load_state_dict(state)
+        assert_same(scheduler.step(**data(t)), plain.step(**data(t)))
+        assert [(e.name, e.step) for e in scheduler.events] == [
+            (e.name, e.step) for e in plain.events
+        ]
+        assert scheduler.state.step == t + 1
+    scheduler.close()
+    plain.close()
 
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])

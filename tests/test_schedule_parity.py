@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array_api_compat
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -116,6 +117,23 @@ class LikeCuPy:
     def where(self, condition, x, y):
         found = np.where(condition, x, y)
         return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+
+
+@pytest.mark.parametrize("pattern", [S.NM(), S.Transposable24(), S.Unstructured()])
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", ">f4", "float8_e4m3fnuz"])
+def test_weights_of_types_that_no_kernel_reads(dtype, pattern, rng):
+    numbers = rng.integers(0, 100, (8, 16))
+    found = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    weight = numbers.astype(found)
+    recipe = S.Recipe(S.OneShot(0.5), pattern=pattern)
+    want = pattern.mask(weight.astype(np.float32), 0.5)
+    arrays = [weight]
+    if found.isnative:
+        torch = pytest.importorskip("torch")
+        arrays.append(torch.from_numpy(numbers).to(getattr(torch, dtype)))
+    for array in arrays:
+        masks = S.MaskScheduler(recipe).step(weights={"w": array})
+        np.testing.assert_array_equal(masks["w"], want)
 
 
 @pytest.fixture

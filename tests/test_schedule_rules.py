@@ -179,6 +179,38 @@ def test_an_overflow_is_not_remembered_for_good(rng, part, bad):
     np.testing.assert_array_equal(masks[0]["a"], masks[1]["a"])
 
 
+@pytest.mark.parametrize("criterion", [S.Taylor(), S.GradientMagnitude()])
+@pytest.mark.parametrize("pattern", [S.Unstructured(), S.NM(), S.Transposable24()], ids=repr)
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_mask_stays_where_a_gradient_overflowed(rng, criterion, pattern, bad, everywhere):
+    """Scores of NaN, all alike, would keep the first weights of the layer or of each group."""
+    weights, gradients = layers(rng, a=(8, 16)), layers(rng, a=(8, 16))
+    overflowed = gradients["a"].copy()
+    overflowed[... if everywhere else (3, 5)] = bad
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=1), criterion, pattern)
+    scheduler = S.MaskScheduler(recipe)
+    before = scheduler.step(weights=weights, gradients=gradients)["a"]
+    weights["a"] = weights["a"][::-1]
+    after = scheduler.step(weights=weights, gradients={"a": overflowed})["a"]
+    np.testing.assert_array_equal(after, before)
+    assert (scheduler.step(weights=weights, gradients=gradients)["a"] != before).any() == (
+        type(criterion) is S.Taylor
+    )
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_taylor_prunes_by_magnitude_where_a_gradient_overflowed(rng, bad):
+    weights = layers(rng, a=(8, 16))
+    overflowed = {"a": np.full((8, 16), bad, np.float32)}
+    ramp = S.LinearScheduler(0.75, init_sparsity=0.25, stop=2)
+    scheduler = S.MaskScheduler(S.Recipe(ramp, S.Taylor()))
+    for sparsity in (0.25, 0.5, 0.75):
+        mask = scheduler.step(weights=weights, gradients=overflowed)["a"]
+        want = S.Unstructured().mask(np.abs(weights["a"]), sparsity)
+        np.testing.assert_array_equal(mask, want)
+
+
 @pytest.mark.parametrize("inner", [S.Taylor(), S.GradientMagnitude(), S.Movement()])
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_an_overflow_adds_nothing_to_scores(rng, inner, bad):

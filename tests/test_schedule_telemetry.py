@@ -68,6 +68,25 @@ def test_telemetry(tmp_path):
     assert int(rows[0]["nnz"]) == telemetry.rows[0]["nnz"]
 
 
+def test_a_csv_file_that_fails_leaves_the_one_before(tmp_path):
+    telemetry = S.Telemetry()
+    scheduler = S.MaskScheduler(RECIPES["rigl"], telemetry=telemetry)
+    scheduler.step(**data(0))
+    file = tmp_path / "masks.csv"
+    telemetry.to_csv(file)
+    before = file.read_bytes()
+
+    class Interrupted:
+        def __str__(self):
+            raise KeyboardInterrupt
+
+    telemetry.rows.append({**telemetry.rows[0], "name": Interrupted()})
+    with pytest.raises(KeyboardInterrupt):
+        telemetry.to_csv(file)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_telemetry_plots():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")

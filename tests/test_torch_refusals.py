@@ -165,6 +165,12 @@ def test_a_seed_and_a_decay_have_bounds():
     x, weight = torch.randn(4, 8), torch.randn(4, 8)
     with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on, got -1"):
         st.linear(x, weight, seed=-1)
+    for refused in (
+        lambda **options: st.linear(x, weight, **options),
+        lambda **options: st.SparseLinear(8, 4, **options),
+    ):
+        with pytest.raises(ArgumentError, match=r"seed must be less than 2\*\*63, got 9223372036"):
+            refused(seed=2**63, gradient="24sparse")
     with pytest.raises(ArgumentError, match="decay must be at least 0 and finite, got inf"):
         st.linear(x, weight, decay=float("inf"))
 

@@ -92,6 +92,13 @@ def without_overflow(gradient: Array) -> Array:
     return xp.where(xp.isfinite(gradient), gradient, level(gradient, 0.0))
 
 
+def unless_overflowed(gradient: Array, scores: Array, otherwise: Array) -> Array:
+    """Scores by a gradient, or others if some of it overflowed: a loss scaler skips the step."""
+    xp = namespace(gradient)
+    sound = xp.all(xp.isfinite(gradient))  # one array without axes: nothing waits for it
+    return xp.where(sound, scores, otherwise)
+
+
 def summable(scores: Array) -> Array:
     """Scores whose sums stay finite: bounded, NaN above all others."""
     scores = ranked(scores)

@@ -46,8 +46,10 @@ class AsyncScheduler:
 
     Notes
     -----
-    Use it as a context manager, or call `close`.  An error in the computation is raised by the
-    step that was to use its masks, or by `close`; after it a state must be loaded to continue.
+    Use it as a context manager, or call `close`.  An error in the computation of a thread is raised
+    by the step that was to use its masks, or by `close`; after it a state must be loaded to
+    continue.  Without a thread, be it that `delay` is 0, the step itself raises it, and was not
+    made; nor was one that an interrupt ended.
     There is no ``observe`` and no ``reduce=``: where micro-batches are accumulated, or scores
     differ between ranks, use `MaskScheduler`.
 
@@ -83,8 +85,9 @@ class AsyncScheduler:
         # Memory pools reuse a freed block in the order of the stream that it came from, so
         # what the other stream may still read is kept until its work is certainly over.
         self._retired: deque = deque(maxlen=delay + 2)
-        self._pool = ThreadPoolExecutor(1, "sparse24-masks") if background else None
-        self._lane = lane_of(next(iter(weights.values()), None)) if background else None
+        beside = background and delay > 0  # else each step would wait for its own work
+        self._pool = ThreadPoolExecutor(1, "sparse24-masks") if beside else None
+        self._lane = lane_of(next(iter(weights.values()), None)) if beside else None
 
     __repr__ = MaskScheduler.__repr__
 
@@ -176,13 +179,15 @@ class AsyncScheduler:
             weights, gradients = _snapshot(weights), _snapshot(gradients)
         else:
             weights = gradients = None
+        # What is waited for comes before any change: an interrupted step was not made.
+        due = self._take(self._queue[0][0]) if 0 < self.delay == len(self._queue) else None
         self._queue.append((self._submit(weights, gradients), (weights, gradients)))
         self._ahead = core.advance(self._ahead)
         self.events = ()
         if len(self._queue) > self.delay:
             future, snapshot = self._queue.popleft()
             self._retired.append((self._masks, snapshot))
-            self._masks, self.events = self._take(future)
+            self._masks, self.events = self._take(future) if due is None else due
             self._updated |= {event.name: event.step for event in self.events}
         if self.telemetry is not None:
             self.telemetry.record(self.events)

@@ -15,8 +15,10 @@ from sparse24._errors import ArgumentError
 from sparse24._schedule.arrays import (
     check_part,
     copied,
+    level,
     namespace,
     uniform,
+    unless_overflowed,
     without_overflow,
     working,
 )
@@ -122,6 +124,8 @@ class Magnitude(Criterion):
 class GradientMagnitude(Criterion):
     """The magnitude of the current gradient, ``|g|``; needs no weights.
 
+    Where a gradient of the layer overflowed, the mask stays as it was.
+
     Examples
     --------
     >>> import numpy as np
@@ -135,12 +139,16 @@ class GradientMagnitude(Criterion):
     needs = ("gradient",)
 
     def score(self, memory, seen):
-        return _abs(seen.need("gradient", "GradientMagnitude"))
+        gradient = seen.need("gradient", "GradientMagnitude")
+        as_it_was = namespace(gradient).astype(seen.mask, gradient.dtype)
+        return unless_overflowed(gradient, _abs(gradient), as_it_was)
 
 
 @dataclass(frozen=True)
 class Taylor(Criterion):
     """``|w g|``, the first-order change of the loss (Molchanov et al., 2019).
+
+    Where a gradient of the layer overflowed, the mask stays, and more is pruned by ``|w|``.
 
     Examples
     --------
@@ -156,7 +164,9 @@ class Taylor(Criterion):
     needs = ("weight", "gradient")
 
     def score(self, memory, seen):
-        return _abs(seen.need("weight", "Taylor") * seen.need("gradient", "Taylor"))
+        weight, gradient = seen.need("weight", "Taylor"), seen.need("gradient", "Taylor")
+        kept = namespace(weight).where(seen.mask, _abs(weight), level(weight, -1.0))
+        return unless_overflowed(gradient, _abs(weight * gradient), kept)
 
 
 @dataclass(frozen=True)

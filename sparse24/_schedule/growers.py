@@ -10,7 +10,13 @@ import math
 from dataclasses import dataclass
 
 from sparse24 import _check
-from sparse24._schedule.arrays import check_share, namespace, uniform, without_overflow
+from sparse24._schedule.arrays import (
+    check_share,
+    namespace,
+    uniform,
+    unless_overflowed,
+    without_overflow,
+)
 from sparse24._schedule.criteria import Memory, Observation
 
 
@@ -122,8 +128,8 @@ class GradientGrowth(_Turnover):
     def score(self, memory, seen):
         gradient = seen.need("gradient", "GradientGrowth")
         xp = namespace(gradient)
-        sound = xp.all(xp.isfinite(gradient))  # one array without axes: nothing waits for it
-        return xp.where(sound, xp.abs(gradient), xp.astype(seen.mask, gradient.dtype))
+        as_it_was = xp.astype(seen.mask, gradient.dtype)
+        return unless_overflowed(gradient, xp.abs(gradient), as_it_was)
 
 
 @dataclass(frozen=True)

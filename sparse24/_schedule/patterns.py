@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign_streams
+from sparse24 import _arrays, _check, _dtypes, _foreign_streams
 from sparse24._errors import ArgumentError, PatternError, ShapeError
 from sparse24._prune import mask as choose_mask
 from sparse24._schedule.arrays import (
@@ -119,7 +119,7 @@ def check_has_axis(pattern: Any, shape: tuple[int, ...]) -> None:
 def by_kernel(weight: Array, **options) -> Array | None:
     """The mask by `sparse24.mask`, whose kernels obey the same rules, where it knows the array."""
     known = isinstance(weight, np.ndarray) or _arrays.is_cupy(weight) or _arrays.is_torch(weight)
-    if not known:
+    if not known or str(weight.dtype).removeprefix("torch.") not in _dtypes.TABLE:
         return None
     with _foreign_streams.stream_of(weight):
         return choose_mask(plain(weight), **options)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparse24 import _check
+from sparse24 import _check, _whole_files
 from sparse24._errors import ArgumentError
 from sparse24._pyplot import pyplot
 from sparse24._schedule.arrays import check_share
@@ -122,8 +122,8 @@ class Telemetry:
         return [row[key] for row in self.rows if name in (None, row["name"])]
 
     def to_csv(self, path: str | Path) -> None:
-        """Write all rows."""
-        with open(path, "w", newline="") as file:
+        """Write all rows; what stops it leaves the file as it was before."""
+        with _whole_files.replacing(path) as fresh, open(fresh, "w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(self.rows)

@@ -18,9 +18,10 @@ from sparse24._torch.kept import forget, found_or_packed, will_change
 from sparse24._torch.linear import (
     MODES,
     autocast_dtype,
+    by_clock,
     cast,
     check_activation,
-    linear,
+    check_seed,
     tokens,
     unfolded,
     unpruned,
@@ -42,7 +43,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     in_features, out_features, bias, device, dtype
         As in `torch.nn.Linear`.
     sparse, gradient, transposable, decay, seed
-        See `linear`, also for `decay` where gradients accumulate or the loss is scaled.
+        See `linear`, also for `decay` where gradients accumulate or the loss is scaled.  `sparsify`
+        gives each layer that samples a `seed` of its own.
     soft : bool
         S-STE [1]_: no mask, but a continuous projection of the weight to 2:4 that shrinks what
         it keeps.  Needs a sparse weight, straight-through gradients, no 4x4 tiles
@@ -59,7 +61,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         for booleans.  A state that holds the weight and no mask, as a dense layer's, takes it away.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
-        that resumed training draws the same samples as uninterrupted training.  A pass that
+        that resumed training, with the same `seed`, draws the same samples as uninterrupted
+        training.  A pass that
         `torch.utils.checkpoint` recomputes draws its own.
     masked
         In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.  A mask
@@ -137,11 +140,13 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         self.sparse = sparse
         seed = _check.whole(seed, argument="seed", least=0)
         rule = checked_rule(gradient, transposable, decay, seed)
+        check_seed(rule)
         check_activation(sparse, rule)
         self._begin(rule)
         with torch.inference_mode(False):  # else the layer could not learn with it
             # On the CPU, so that compiled code reads it anew and nothing waits for a device.
-            self._clock = torch.zeros((), dtype=torch.int64)
+            shown = [0, seed if rule.samples else 0]
+            self._clock = torch.tensor(shown, dtype=torch.int64, device="cpu")
         soft = _check.flag(soft, argument="soft")
         hard = sparse != "weight" or transposable or decay or not rule.straight
         if soft and hard:
@@ -220,7 +225,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     @property
     def clock(self) -> Tensor:
         """Samples drawn so far; `torch.distributed.checkpoint` looks up entries of states here."""
-        return self._clock
+        return self._clock[0]
 
     def _refuse_mask(self, mask: Tensor | None) -> None:
         if mask is not None and self.scale is not None:
@@ -241,10 +246,10 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         samples = self.rule.samples and way == "weight"  # after eval(), too: it may learn
         # Before backward, which may run late, and which exported code does not have.
         clock = torch_samples.tick(self._clock) if samples and not is_exported() else None
-        return linear(
+        return by_clock(
             x, self._origin().latent(), self.bias, mask=self.mask, sparse=way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
-            decay=self.rule.decay, seed=self.rule.seed,
+            decay=self.rule.decay,
         )  # fmt: skip
 
     def _inference(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from sparse24._torch.transforms import differentiable, refuse_tangents
 from sparse24._train_rule import Rule, checked_rule, constant
 
 MODES = ("weight", "activation", "masked")
+INT64_MAX = 2**63 - 1
 
 
 def linear(
@@ -52,7 +53,8 @@ def linear(
         backward pass: see Notes.
     seed : int
         Seed of the samples.  Layers with the same seed draw the same numbers: each gradient is
-        unbiased, but their errors are correlated, so give each layer a seed of its own.
+        unbiased, but their errors are correlated, so give each layer a seed of its own, as
+        `sparsify` does.
     clock : Tensor of int64 on the CPU, shape (), optional
         Number of the call.  The samples are a pure function of `seed` and `clock`, so count
         `clock` up from call to call.
@@ -93,11 +95,23 @@ def linear(
     >>> float(y.detach()), weight.grad
     (7.0, tensor([[1., 1., 1., 1.]]))
     """
+    _check_clock(clock)
+    return by_clock(
+        x, weight, bias, mask=mask, sparse=sparse, gradient=gradient, transposable=transposable,
+        decay=decay, seed=seed, clock=clock,
+    )  # fmt: skip
+
+
+def by_clock(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, mask: Tensor | None, sparse: str,
+    gradient: str, transposable: bool, decay: float, clock: Tensor | None, seed: int = 0,
+) -> Tensor:  # fmt: skip
+    """`linear`, also by a clock that shows a seed beside the number of the call."""
     _check.one_of(sparse, MODES, argument="sparse")
     bias = check_linear(x, weight, bias, mask)
     rule = checked_rule(gradient, transposable, decay, seed)
+    check_seed(rule)
     check_activation(sparse, rule, mask)
-    _check_clock(clock)
     x, weight, bias = autocast(x, weight, bias)
     rows = tokens(x)
     if sparse == "activation":
@@ -119,6 +133,12 @@ def _promoted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dtype = torch.promote_types(x.dtype, weight.dtype)
     bias = None if bias is None else bias.to(dtype)
     return torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
+
+
+def check_seed(rule: Rule) -> None:
+    """Refuse a seed of samples that no tensor holds."""
+    if rule.samples and rule.seed > INT64_MAX:
+        raise ArgumentError(f"seed must be less than 2**63, got {rule.seed}; take its remainder")
 
 
 def _check_clock(clock) -> None:

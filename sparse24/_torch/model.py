@@ -10,10 +10,13 @@ import torch
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
+from sparse24._schedule.arrays import random_key
 from sparse24._torch import state as torch_state
 from sparse24._torch.encoders import avoid_fused_inference
 from sparse24._torch.experts import SparseExperts
 from sparse24._torch.layers import SparseLinear
+from sparse24._torch.linear import INT64_MAX
+from sparse24._train_rule import Rule
 
 
 def sparsify(
@@ -26,7 +29,9 @@ def sparsify(
     model : Module
     rules : mapping of str to mapping or None
         Options of `SparseLinear` by name pattern of the layer (``"blocks.*.ffn.*"``).  The
-        first match decides; None, or no match, keeps a layer dense.
+        first match decides; None, or no match, keeps a layer dense.  Layers that sample gradients
+        get a `seed` each, made of the given one, or 0, and their names, so that it is the same in
+        each run, whatever other layers there are; one given by a layer's full name is its own.
 
     Returns
     -------
@@ -69,7 +74,9 @@ def sparsify(
         pattern = next((p for p in rules if fnmatchcase(name, p)), None)
         unused.discard(pattern)
         options = rules.get(pattern) if pattern is not None else None
-        return None if options is None else SparseLinear.from_dense(layer, **options)
+        if options is None:
+            return None
+        return SparseLinear.from_dense(layer, **_seeded(options, name, alone=pattern == name))
 
     found = _replacements(model, replaced)
     if unused:
@@ -77,6 +84,14 @@ def sparsify(
     model = _replace(model, found)
     avoid_fused_inference(model)
     return model
+
+
+def _seeded(options: Mapping[str, Any], name: str, *, alone: bool) -> Mapping[str, Any]:
+    """Options with a seed of the layer's own, if it draws samples and was not given one alone."""
+    if not Rule(options.get("gradient", "ste")).samples or (alone and "seed" in options):
+        return options
+    seed = _check.whole(options.get("seed", 0), argument="seed", least=0)
+    return {**options, "seed": random_key(seed, name, "layer") & INT64_MAX}
 
 
 def _check_rules(rules) -> None:

@@ -18,13 +18,13 @@ from sparse24._torch.parts import empty_parts, tensors_of
 
 @functools.partial(operator, mutates=("clock",))
 def tick(clock: Tensor) -> Tensor:
-    """What the clock shows; then it goes on by one.
+    """What the clock shows; then it goes on by one, and a seed that it shows too stays.
 
     One operator, for ``torch.compile`` moves a copy that only backward needs into backward, where
     the clock has gone on already.
     """
     now = clock.clone()
-    clock.add_(1)
+    clock.view(-1)[0].add_(1)
     return now
 
 
@@ -35,14 +35,18 @@ def _(clock):
 
 @operator
 def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
-    """Values and codes of `x` sampled to 2:4 along its rows without bias, by `clock` and `seed`."""
+    """Values and codes of `x` sampled to 2:4 along its rows without bias, by `clock` and `seed`.
+
+    A layer's clock shows its seed, too: of a number, torch.compile would make new code for each.
+    """
     _refuse_capture(x)
+    step, seed = clock.tolist() if clock.ndim else (int(clock), seed)
     key = torch_repack.sampling_key(x)
     known = torch_replay.find(key)
     if known is not None:
-        return known(x, mvue_key(seed, int(clock)))
+        return known(x, mvue_key(seed, step))
     with _foreign_streams.stream_of(x):
-        array = compress_mvue_24(_foreign.view_of(x), step=int(clock), seed=seed)
+        array = compress_mvue_24(_foreign.view_of(x), step=step, seed=seed)
         if key is not None:
             torch_replay.keep(key, torch_repack.Sampling(x))
         return tensors_of(array._operand.stored)

@@ -61,7 +61,7 @@ def saved(layer) -> dict[str, Tensor]:
     """What the state_dict of a layer holds beside its parameters and buffers."""
     found = {}
     if layer.rule.samples:
-        found["clock"] = layer._clock.clone()
+        found["clock"] = layer.clock.clone()
     if layer.mask is not None:
         found["masked"] = torch.tensor(layer._way == "masked")
     return found
@@ -90,7 +90,7 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     elif mask is None and masked is None and weight is not None:
         layer._buffers["mask"] = None
     if clock is not None and layer.rule.samples:
-        layer._clock.copy_(clock)
+        layer.clock.copy_(clock)
     others = {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
     if mask is not None:
         others[f"{prefix}mask"] = mask.bool()  # assign=True would take numbers as they are
