@@ -34,10 +34,10 @@ def says(path: str, words: str) -> None:
 def test_what_an_epilogue_and_another_order_of_b_add():
     says(
         "docs/explanation/hopper_kernel.rst",
-        "bias and gelu from 17 % of the product to less than 3 %",
+        "bias and gelu from 17 % of the product to less than 4 %",
     )
     for case in starting("gemm", "bfloat16 8192x8192x8192, bias and gelu"):
-        assert case["ours_us"] < 1.03 * case["plain_us"]
+        assert case["ours_us"] < 1.04 * case["plain_us"]
     says("docs/explanation/hopper_kernel.rst", "adds 9 % to an 8-bit product of 8192 x 8192 x 8192")
     by_row, by_column = (
         [case["ours_us"] for dtype in ("float8_e4m3fn", "int8")
