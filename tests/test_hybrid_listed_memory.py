@@ -39,6 +39,37 @@ def test_parts_and_joins_take_little_memory_beside_what_they_return(rng, what):
     assert peak < most * m.nnz
 
 
+def test_a_few_rows_take_memory_for_these_alone(rng):
+    size = 2 * SIZE
+    h = s24.hybrid(graph(rng, (size, size), 10 * ELEMENTS))
+    few, others = rng.permutation(size)[:50], rng.permutation(size)[:50]
+    assert h.stored.is_listed
+    for key in (few, (few, slice(None)), np.ix_(few, others)):
+        h[key]
+        tracemalloc.start()
+        h[key]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 20 * size  # numbers of rows or columns; those of all elements take 12 MB
+
+
+def test_a_part_by_rows_and_columns_does_not_become_dense(rng):
+    m = graph(rng, (1 << 20, 1 << 20), ELEMENTS)
+    h = s24.hybrid(m)
+    rows, columns = rng.permutation(1 << 20)[: 1 << 19], rng.permutation(1 << 20)[: 1 << 19]
+    want = m[rows][:, columns]
+    for key in (
+        np.ix_(rows, columns),
+        (rows[:, None], columns),
+        (rows[:, None], columns - h.shape[1]),
+    ):
+        part = h[key]
+        assert part.stored.is_listed
+        assert part.shape == want.shape
+        assert part.nnz == want.nnz > 0
+        assert (part.tocsr() != want).nnz == 0
+
+
 def test_a_factor_of_rows_or_columns_is_not_looked_up_in_pairs_of_places(rng, monkeypatch):
     m = graph(rng)
     h, w = s24.hybrid(m), m.toarray()
