@@ -9,7 +9,8 @@ import pytest
 from listed_cases import graph
 
 import sparse24 as s24
-from sparse24.formats import hybrid_arithmetic
+from sparse24.formats import hybrid_arithmetic, hybrid_reductions
+from sparse24.kernels import cpu_hybrid_held
 
 SIZE, ELEMENTS = 20_000, 150_000  # eight bytes each, four of the value and four of the column
 
@@ -68,6 +69,28 @@ def test_a_part_by_rows_and_columns_does_not_become_dense(rng):
         assert part.shape == want.shape
         assert part.nnz == want.nnz > 0
         assert (part.tocsr() != want).nnz == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+def test_sums_of_columns_do_not_order_elements_by_columns(rng, dtype, monkeypatch):
+    monkeypatch.setattr(cpu_hybrid_held, "turned", None)
+    monkeypatch.setattr(hybrid_reductions, "_AT_A_TIME", 100)  # so that parts are added up
+    m = graph(rng, (3000, 40), 8000)
+    for given in (m, m.toarray(), graph(rng)):  # tiles, full or not, and rows
+        h = s24.hybrid(given, dtype=dtype)
+        w = h.toarray().astype(np.float64)
+        for a, axis in ((h, 0), (h.T, 1)):
+            sums = a.sum(axis=axis)
+            assert sums.dtype == {"int8": np.int64, "float64": np.float64}.get(dtype, np.float32)
+            np.testing.assert_array_equal(sums, w.sum(axis=0))
+            np.testing.assert_array_equal(a.sum(axis, np.float32, keepdims=True).ravel(), sums)
+            np.testing.assert_allclose(a.mean(axis=axis), w.mean(axis=0), rtol=1e-6)
+
+
+def test_sums_of_columns_of_float32_are_rounded_once():
+    tenths = np.full((1 << 17, 1), 0.1, np.float32) * [1, 0, 0, 0, 0, 0, 0, 0]
+    h = s24.hybrid(tenths.astype(np.float32))
+    assert h.sum(axis=0)[0] == np.float32(h.toarray().sum(axis=0, dtype=np.float64)[0])
 
 
 def test_a_factor_of_rows_or_columns_is_not_looked_up_in_pairs_of_places(rng, monkeypatch):
