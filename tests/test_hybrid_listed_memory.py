@@ -93,6 +93,33 @@ def test_sums_of_columns_of_float32_are_rounded_once():
     assert h.sum(axis=0)[0] == np.float32(h.toarray().sum(axis=0, dtype=np.float64)[0])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape", [(700, 900), (70, 90)])  # rows, and tiles
+def test_a_factor_with_elements_in_the_same_places_is_not_looked_up(rng, dtype, shape, monkeypatch):
+    h = s24.hybrid(graph(rng, shape), dtype=dtype)
+    w, other = h.toarray(), graph(rng, shape)
+    factors = [h, h.tocsr(), (h * 3).tocsc()]
+    monkeypatch.setattr(hybrid_arithmetic, "_numbered", None)
+    for factor in factors:
+        want = (w * factor.toarray()).astype(np.float64)
+        np.testing.assert_array_equal((h * factor).toarray().astype(np.float64), want)
+    with pytest.raises(TypeError, match="not callable"):
+        h * other
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_sparse_factor_takes_little_memory(rng, same):
+    m = graph(rng, (SIZE, SIZE), ELEMENTS)
+    h, other = s24.hybrid(m), m if same else graph(rng, (SIZE, SIZE), ELEMENTS)
+    h * other
+    tracemalloc.start()
+    made = h * other
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < (34 if same else 60) * m.nnz
+    assert (made.tocsr() != m.multiply(other)).nnz == 0
+
+
 def test_a_factor_of_rows_or_columns_is_not_looked_up_in_pairs_of_places(rng, monkeypatch):
     m = graph(rng)
     h, w = s24.hybrid(m), m.toarray()
