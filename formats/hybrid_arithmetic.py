@@ -28,17 +28,28 @@ class SparseFactor:
 
     def at(self, starts: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """The elements at the places of another matrix in CSR; most may be zeros."""
-        ours = _numbered(starts, columns, self.csr.shape)
-        theirs = _numbered(self.csr.indptr, self.csr.indices, self.csr.shape)
+        theirs = self.csr.indptr, self.csr.indices
+        if np.array_equal(starts, theirs[0]) and np.array_equal(columns, theirs[1]):
+            return self.csr.data.astype(self.dtype, copy=False)
+        (number, is_ours), (place, is_theirs) = (
+            _numbered(at, across, self.csr.shape) for at, across in ((starts, columns), theirs)
+        )
         found = np.zeros(columns.size, self.dtype)
-        at_both = theirs.multiply(ours != 0).tocsr().data - 1
-        found[ours.multiply(theirs != 0).tocsr().data - 1] = self.csr.data[at_both]
+        at_both = place.multiply(is_ours).data - 1
+        found[number.multiply(is_theirs).data - 1] = self.csr.data[at_both]
         return found
 
 
-def _numbered(starts: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
-    """A matrix of the numbers of its elements, from 1 on."""
-    return convert.csr_of(starts, columns, np.arange(1, columns.size + 1), shape)
+def _numbered(starts: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> tuple[Any, Any]:
+    """Matrices in CSR: of the numbers of its elements, from 1 on, and of True at their places."""
+    from scipy import sparse
+
+    count = columns.size
+    index = sparse.get_index_dtype(maxval=max(count, *shape))
+    places = columns.astype(index), starts.astype(index)
+    of_each = np.arange(1, count + 1, dtype=index), np.ones(count, bool)
+    numbers, marks = (sparse.csr_array((x, *places), shape=shape) for x in of_each)
+    return numbers, marks
 
 
 def sparse_factor(h: Any, factor: Any) -> SparseFactor | None:

@@ -104,9 +104,10 @@ def _cut(entry: Any, size: int) -> tuple[int, int, Any] | None:
 
 
 def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
-    """The key of rows and that of columns, of which one may be an array; None for other keys.
+    """The key of rows and that of columns, if an element's row and column depend on one each.
 
-    Also for two numbers beside an ellipsis: these give an array without axes, and no number.
+    None for other keys, and for two numbers beside an ellipsis: these give an array without axes,
+    and no number.
     """
     entries = key if isinstance(key, tuple) else (key,)
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
@@ -117,8 +118,13 @@ def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
     entries = (*entries[:at], *(indexing.ALL,) * missing, *entries[at + 1 :])
     if dots and all(map(_check.is_index, entries)):
         return None
-    arrays = [np.ndim(x) for x in entries if not (isinstance(x, slice) or _check.is_index(x))]
-    return entries if arrays in ([], [1]) else None
+    shapes = [np.shape(x) for x in entries if not (isinstance(x, slice) or _check.is_index(x))]
+    match shapes:
+        case [] | [(_,)]:
+            return entries
+        case [(_, 1), (_,) | (1, _)] if not any(np.asarray(x).dtype == bool for x in entries):
+            return np.ravel(entries[0]), np.ravel(entries[1])  # as `numpy.ix_` makes them
+    return None
 
 
 def _at_places(h: Any, stored: Stored, key: Any) -> Any:
@@ -128,20 +134,18 @@ def _at_places(h: Any, stored: Stored, key: Any) -> Any:
     columns = np.broadcast_to(np.arange(k), stored.shape)[key]
     values = np.zeros(rows.shape, h.dtype)
     if rows.size:  # SciPy has no such part
-        csr = hybrid_build.rows_on_cpu(stored)
-        numbers, bits = _numbered(csr, stored.shape), csr.bits
-        found = np.asarray(numbers[rows.ravel(), columns.ravel()])  # 0 is no element
-        values.reshape(-1)[found > 0] = bits[found[found > 0] - 1].view(h.dtype)
+        bits = _in_scipy(hybrid_build.rows_on_cpu(stored), stored.shape)
+        found = np.asarray(bits[rows.ravel(), columns.ravel()])
+        values.reshape(-1)[:] = found.view(h.dtype)
     return values if isinstance(rows, np.ndarray) else values[()]
 
 
-def _numbered(csr: CsrRows, shape: tuple[int, int]) -> Any:
-    """A CSR array with the number of each element, from one on."""
+def _in_scipy(csr: CsrRows, shape: tuple[int, int]) -> Any:
+    """A CSR array of the bits of the elements, as SciPy knows no bfloat16; shares them."""
     from scipy import sparse
 
-    index = sparse.get_index_dtype(maxval=max(csr.columns.size, *shape))
-    numbers = np.arange(1, csr.columns.size + 1, dtype=index)
-    return sparse.csr_array((numbers, csr.columns.astype(index), csr.starts), shape=shape)
+    csr = with_columns(csr, convert.column_type(shape[1]))
+    return sparse.csr_array((csr.bits, csr.columns, csr.starts), shape=shape)
 
 
 def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
@@ -166,22 +170,34 @@ def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
 def _picked(
     csr: CsrRows, shape: tuple[int, int], rows: Any, across: Any
 ) -> tuple[CsrRows, tuple[int, int]]:
-    """Rows, columns or both of non-zeros, in new arrays, and their shape.
-
-    SciPy indexes a matrix of the numbers of the non-zeros: it knows no bfloat16.
-    """
-    found = _numbered(csr, shape)
-    found = found if rows is indexing.ALL else found[rows, :]  # SciPy copies for a whole slice
-    found = found if across is indexing.ALL else found[:, across]
+    """Rows, columns or both of non-zeros, in new arrays, and their shape."""
+    m, k = shape
+    if rows is not indexing.ALL:  # first, so that others take no time
+        rows = np.arange(m)[rows] if isinstance(rows, slice) else rows
+        csr, m = _rows_at(csr, rows), rows.size
+    if across is indexing.ALL:
+        return csr, (m, k)
+    found = _in_scipy(csr, (m, k))[:, across]
     found.sort_indices()
-    found.data -= 1
-    return CsrRows(found.indptr.astype(np.int64), found.indices, csr.bits[found.data]), found.shape
+    return CsrRows(found.indptr.astype(np.int64), found.indices, found.data), found.shape
+
+
+def _rows_at(csr: CsrRows, rows: np.ndarray) -> CsrRows:
+    """The rows of those numbers; takes time for these alone."""
+    first = csr.starts[rows]
+    counts = csr.starts[rows + 1] - first
+    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    places = np.repeat(first - starts[:-1], counts)
+    places += np.arange(places.size)
+    return CsrRows(starts, csr.columns[places], csr.bits[places])
 
 
 def _taken(entry: Any, size: int) -> Any:
     """An entry of a key as a slice, `indexing.ALL` if of all, or an array of numbers."""
     if isinstance(entry, slice):
         return indexing.ALL if range(size)[entry] == range(size) else entry
+    if _check.is_index(entry) and -size <= entry < size:
+        return np.atleast_1d(range(size)[entry])  # of a long axis no array is made
     return np.atleast_1d(np.arange(size)[entry if _check.is_index(entry) else _index(entry)])
 
 

@@ -243,7 +243,9 @@ def read_smtx(path, *, dtype="float32", rng=None):
     if nnz and not (columns.min() >= 0 and columns.max() < k):
         raise FormatError(f"{path}: column indices must be in [0, {k})")
     values = _normal(_check.generator(rng), np.ones(nnz, bool), wanted)
-    return scipy.sparse.csr_array((values, columns, offsets), shape=(m, k))
+    index = scipy.sparse.get_index_dtype(maxval=max(m, k, nnz))  # int32, as estimators require it
+    places = columns.astype(index), offsets.astype(index)
+    return scipy.sparse.csr_array((values, *places), shape=(m, k))
 
 
 def read_mtx(path, *, dtype=None):

@@ -12,6 +12,16 @@ from sparse24 import families
 from sparse24._errors import DTypeError, FormatError
 
 
+def test_places_are_in_the_type_of_scipys_reader(tmp_path):
+    """int32, which scikit-learn's linear models require, unless a size needs more."""
+    for k, index in ((9, np.int32), (3_000_000_000, np.int64)):
+        path = tmp_path / "a.smtx"
+        path.write_text(f"2, {k}, 3\n0 1 3\n{k - 1} 0 {k - 1}\n")
+        w = families.read_smtx(path, rng=0)
+        assert (w.indices.dtype, w.indptr.dtype) == (index, index)
+        np.testing.assert_array_equal(w.indices, [k - 1, 0, k - 1])
+
+
 def test_smtx(tmp_path):
     path = tmp_path / "a.smtx"
     path.write_text("3, 4, 4\n0 2 2 4\n0 3 1 2\n")

@@ -115,6 +115,26 @@ def test_parts_are_numpys(rng, dtype, monkeypatch):
                 a[key]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_and_columns_are_taken_by_open_meshes(rng, dtype, monkeypatch):
+    h = drawn(rng, dtype)
+    dense, (m, k) = h.toarray(), h.shape
+    monkeypatch.setattr(hybrid_indexing, "DECODED", 0)
+    rows, columns = rng.integers(-m, m, 40), rng.integers(-k, k, 30)
+    keys = [np.ix_(rows, columns), (rows[:, None], columns), (rows[:1, None], columns[None])]
+    keys += [np.ix_(rows, []), np.ix_([], columns), np.ix_(rng.random(m) < 0.3, columns)]
+    keys += [(rows[:, None], ..., columns), (rows[:30], columns), (rows[:30, None], columns[:1])]
+    keys += [(rows[:30, None], np.array(5)), (rows[:30, None], 5), (5, columns[None])]
+    keys += [(rows[:6].reshape(2, 3), columns[0]), (rows[:30], columns[None])]
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrid_build, "decode", None)
+        parts = [h[key] for key in keys]
+        with pytest.raises(IndexError, match="out of range"):
+            h[np.ix_([m], columns)]
+    for part, key in zip(parts, keys, strict=True):
+        assert_is_part(part, dense[key])
+
+
 def test_parts_by_any_key_of_numpys_need_no_dense_matrix(rng, monkeypatch):
     h = drawn(rng, "float32")
     dense, keep = h.toarray(), rng.random(h.shape) < 0.1
