@@ -16,7 +16,7 @@ from sparse24._hybrid import choice as hybrid_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import finish as hybrid_finish
 from sparse24.formats.hybrid import HybridArray
-from sparse24.kernels import epilogue, hybrid_launch, loader
+from sparse24.kernels import epilogue, hybrid_launch, loader, transpose_bound
 
 
 class Place:
@@ -124,6 +124,7 @@ class Device:
         put(hybrid_dispatch, "_bound", self._bound)
         put(loader, "function", lambda stem, name, defines: Finish(dict(defines)))
         put(hybrid_finish, "Launch", Launch)
+        put(transpose_bound, "Launch", Turn)
         put(hybrid_launch, "rows_contiguous", rows_contiguous)
         put(HybridArray, "device", "cuda:0")
 
@@ -152,7 +153,13 @@ class Device:
             runtime=RUNTIME,
             Device=Place,
             Stream=None,
+            alloc=self.alloc,
         )
+
+    def alloc(self, size: int) -> SimpleNamespace:
+        self.allocator(size)
+        memory = np.full(size + 512, 99, np.uint8)
+        return SimpleNamespace(ptr=-(-memory.ctypes.data // 512) * 512, memory=memory)
 
     def empty(self, shape, dtype) -> Array:
         made = np.full(shape, 99, dtype).view(Array)
@@ -217,6 +224,18 @@ class Launch:
     def __call__(self, stream: int) -> None:
         *numbers, params = self.arguments
         self.kernel.run(*(int(x[0]) for x in numbers), params.view(epilogue.PARAMS)[0])
+
+
+class Turn:
+    """A launch of `cuda/transpose.cu`."""
+
+    def __init__(self, kernel, grid, block, shared_memory, arguments, *, early):
+        self.dtype, self.numbers = np.dtype(f"u{kernel.defines['BYTES']}"), arguments
+
+    def __call__(self, stream: int) -> None:
+        x, pitch, _, out, out_pitch, _, k, n, _ = (int(number[0]) for number in self.numbers)
+        turned = matrix(x, self.dtype, (k, n), (pitch, 1)).T
+        matrix(out, self.dtype, (n, k), (out_pitch, 1))[...] = turned
 
 
 def matrix(address: int, dtype, shape, strides) -> np.ndarray:
