@@ -135,6 +135,44 @@ def test_explain_takes_no_number_of_columns(make):
         s24.explain(np.float32(16), a)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, "float32", np.dtype("float64")])
+@pytest.mark.parametrize("make", [
+    s24.compress, s24.hybrid, lambda w: s24.compress(w, pattern=(5, 8), on_excess="prune"),
+])  # fmt: skip
+def test_explain_takes_the_shape_and_dtype_of_an_operand(make, dtype):
+    a = make(np.eye(48, 64, dtype=np.float32))
+    b = np.ones((64, 40), dtype)
+    assert s24.explain(a, ((64, 40), dtype)) == s24.explain(a, b)
+    assert s24.explain(((2, 5, 64), dtype), a.T) == s24.explain(np.ones((2, 5, 64), dtype), a.T)
+    assert s24.explain(a, (64, dtype)) == s24.explain(a, b[:, 0])
+
+
+def test_explain_takes_the_shape_and_dtype_of_fp8_and_of_the_tokens_of_experts():
+    a = s24.random((8, 16), dtype="float8_e4m3fn", rng=0)
+    assert s24.explain(a, ((16, 4), "float8_e4m3fn")).chosen == "cpu_sparse"
+    experts = s24.random((3, 8, 16), rng=0)
+    told = s24.explain(experts, ((16, 4), "float32"), offsets=[0, 1, 1, 4])
+    assert told == s24.explain(experts, np.ones((16, 4), np.float32), offsets=[0, 1, 1, 4])
+
+
+@pytest.mark.parametrize("make", [s24.compress, s24.hybrid])
+def test_explain_says_what_a_shape_or_a_number_lacks(make):
+    a, pair = make(np.eye(8, 16, dtype=np.float32)), r"its shape and dtype such as "
+    with pytest.raises(s24.ArgumentError, match=pair + r"\(\(16, 3\), 'float32'\), got \(16, 3\)"):
+        s24.explain(a, (16, 3))
+    with pytest.raises(s24.ArgumentError, match=r"^a must .*\(\(3, 8\), 'float32'\), got \(3, 8\)"):
+        s24.explain((3, 8), a)
+    with pytest.raises(s24.ShapeError, match=pair + r"\(\(16, 3\), 'float32'\)$"):
+        s24.explain(a, 3)
+    with pytest.raises(s24.ShapeError, match=pair + r"\(\(1, 8\), 'float32'\)$"):
+        s24.explain(2.5, a)
+    with pytest.raises(s24.ArgumentError, match="a size in b must be a whole number from 0 on"):
+        s24.explain(a, ((16, -3), "float32"))
+    with pytest.raises(s24.DTypeError, match=r"the dtype in b must be one of .*, got 'complex64'"):
+        s24.explain(a, ((16, 3), "complex64"))
+    assert s24.explain(a, (1.0,) * 16) == s24.explain(a, np.ones(16))  # a vector, as for matmul
+
+
 def test_explain_of_other_patterns_refuses_what_matmul_refuses():
     a, b = s24.compress(np.eye(64), pattern=(4, 8)), np.ones((64, 4))
     stack = s24.compress(np.zeros((3, 8, 64)), pattern=(4, 8))
