@@ -10,6 +10,7 @@ from planner_cases import problem
 
 import sparse24 as s24
 from sparse24 import _explanation, _planner, _tuning_cache
+from sparse24.formats import n_m_products
 
 
 def printed(case, *, dense, measured=()):
@@ -64,8 +65,8 @@ def test_explain_on_the_cpu_gives_a_reason():
     [
         ((1, 4), 8, "cpu_sparse", "skips the zeros"),  # as the 2:4 matrix that it is
         ((6, 8), 8, "cpu_n_m", "6:8 skips the zeros"),
-        ((14, 16), 1024, "dense", r"14:16 does not embed into 2:4.*\.windows\(\)"),
-        ((7, 8), 1024, "dense", "so the product is dense$"),
+        ((14, 16), 1024, "dense", "dense matrix by BLAS wins at this size of 14:16$"),
+        ((7, 8), 1024, "dense", "dense matrix by BLAS wins at this size of 7:8$"),
         ((7, 8), 64, "cpu_n_m", "7:8 skips the zeros"),
         ((4, 8), 1024, "cpu_n_m", "4:8 skips the zeros"),
     ],
@@ -124,6 +125,25 @@ def test_explain_names_a_way_to_the_stored_elements_that_works():
     assert s24.explain(a.astype("float16"), rows).chosen == "cpu_n_m"
     half = s24.explain(a.astype("float16"), rows.astype(np.float64))
     assert "operands of float16 and float64 meet in the dense matrix" in half.reason
+
+
+def test_stacks_of_other_patterns_are_not_said_to_lack_a_kernel(rng):
+    dense = rng.standard_normal((2, 64, 64)).astype(np.float32)
+    a = s24.compress(dense, pattern=(5, 8), on_excess="prune")
+    for operands in ((a, dense[0]), (dense[0], a.mT), (a[0], dense)):
+        told = s24.explain(*operands)
+        assert told.chosen == "dense"
+        assert told.reason.endswith("densely; the Numba kernel for 5:8 takes one matrix at a time")
+    assert s24.explain(a[0], dense[0]).chosen == "cpu_n_m"
+
+
+def test_on_a_gpu_other_patterns_are_dense_unless_windows_are_made(rng, monkeypatch):
+    dense = rng.standard_normal((64, 64)).astype(np.float32)
+    made = [s24.compress(dense, pattern=p, on_excess="prune") for p in ((14, 16), (7, 8))]
+    monkeypatch.setattr(type(made[0]), "device", "cuda:0")
+    with_windows, without = (n_m_products.why_dense(a, dense, left=True) for a in made)
+    assert re.search(r"^14:16 does not embed into 2:4.*\.windows\(\)", with_windows)
+    assert without == "7:8 does not embed into 2:4, so the product is dense"
 
 
 @pytest.mark.parametrize("make", [s24.compress, s24.hybrid])
