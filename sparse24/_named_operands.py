@@ -52,6 +52,7 @@ def with_array(like: Any, other: Any, named: Any, *, argument: str) -> tuple[Any
 
 def without_dtype(like: Any, shape: tuple, given: Any, *, argument: str) -> ArgumentError:
     """The error of a spec that has no dtype; `shape` is one that it could have."""
+    shape = tuple(int(n) if isinstance(n, numbers.Integral) else n for n in shape)  # not NumPy's
     return ArgumentError(
         f"{argument} must be an array, or its shape and dtype such as "
         f"({shape}, {like.dtype.name!r}), got {given!r}"

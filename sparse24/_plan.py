@@ -156,9 +156,10 @@ def plan(
 
     Notes
     -----
-    Multiplies zeros once, so that nothing is compiled later, nor laid out, except for float32 in
-    bfloat16 pieces: once these are made.  This takes up to two seconds for a kernel that no process
-    has compiled before.  Does not wait for the device.
+    Multiplies `b_spec`, or zeros, once, so that nothing is compiled later, nor laid out, except for
+    float32 in bfloat16 pieces: once these are made.  An `aux` of the epilogue is written then, too.
+    This takes up to two seconds for a kernel that no process has compiled before.  Does not wait
+    for the device.
 
     Examples
     --------

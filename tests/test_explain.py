@@ -180,6 +180,8 @@ def test_explain_says_what_a_shape_or_a_number_lacks(make):
     a, pair = make(np.eye(8, 16, dtype=np.float32)), r"its shape and dtype such as "
     with pytest.raises(s24.ArgumentError, match=pair + r"\(\(16, 3\), 'float32'\), got \(16, 3\)"):
         s24.explain(a, (16, 3))
+    with pytest.raises(s24.ArgumentError, match=pair + r"\(\(16, 3\), 'float32'\), got"):
+        s24.explain(a, tuple(np.array([16, 3])))
     with pytest.raises(s24.ArgumentError, match=r"^a must .*\(\(3, 8\), 'float32'\), got \(3, 8\)"):
         s24.explain((3, 8), a)
     with pytest.raises(s24.ShapeError, match=pair + r"\(\(16, 3\), 'float32'\)$"):

@@ -194,7 +194,7 @@ def test_a_plan_without_a_type_says_what_it_wants():
     a = s24.random((8, 16), rng=0)
     with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\)"):
         s24.plan(a, (16, 3))
-    with pytest.raises(s24.ArgumentError, match=r"such as .*, 'float32'\), got"):
+    with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\), got"):
         s24.plan(a, tuple(np.array([16, 3])))
     with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\), got 3$"):
         s24.plan(a, 3)
