@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check
-from sparse24._errors import DTypeError, ShapeError
+from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24.formats import convert
 from sparse24.formats.hybrid_listed import of_each
 from sparse24.formats.hybrid_stored import HybridStored
@@ -25,6 +25,14 @@ def concatenate(matrices: Any, /, axis: int = 0, out=None, dtype=None, casting=N
     for matrix in matrices:
         _check_alike(first, matrix, 1 - axis)
     return first._joined(matrices, axis)
+
+
+def stack(matrices: Any, /, axis: int = 0, **options: Any) -> Any:
+    """Refuse `numpy.stack`: no hybrid array has three axes."""
+    raise UnsupportedError(
+        "numpy.stack would make an array of three axes, and a HybridArray has two; keep a list of "
+        "the matrices, or join them with numpy.concatenate, vstack or hstack"
+    )
 
 
 def _check_alike(first: HybridStored, matrix: Any, kept: int) -> None:
@@ -78,4 +86,4 @@ def _side_by_side(parts: Sequence[Any], shape: tuple[int, int]) -> CsrRows:
     return CsrRows(starts, columns, bits)
 
 
-JOINS = names_of(concatenate)
+JOINS = names_of(concatenate) | {np.stack: stack}

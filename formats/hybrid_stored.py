@@ -42,6 +42,8 @@ class HybridStored(SparseArray):
             raise made_by(self, tiles, "sparse24.hybrid(w)")
         if isinstance(tiles, ht.Tiles):
             hybrid_build.refuse_large(tiles.shape, on_gpu=_arrays.is_cupy(tiles.home))
+        if not isinstance(tiles, ht.Transposed):  # whose arrays are those of a matrix
+            tiles = tiles.map(_arrays.read_only)
         fields = {
             "_tiles": tiles,
             "_transpose_of": _transpose_of,  # weakly, the matrix whose transpose this is
@@ -93,7 +95,8 @@ class HybridStored(SparseArray):
         """The arrays of the tiles, for writers of kernels; a transposed matrix, and one of which
         only the rows are stored, builds them now.
 
-        Not to be written: products keep what they have derived from them.
+        On the CPU read-only, and not to be written on a GPU either: products keep what they have
+        derived from them.
         """
         stored = self.stored
         return stored if isinstance(stored, ht.Tiles) else self.prepared("tiles", self._in_tiles)
@@ -103,14 +106,15 @@ class HybridStored(SparseArray):
         """The tiles of a matrix of which only the rows are stored."""
         on_gpu = _arrays.is_cupy(self.stored.home)
         choose = chooser(self._dtype, on_gpu, self._n_hint)
-        return hybrid_build.tiles_of(cast(ListedRows, self.stored), choose)
+        tiles = hybrid_build.tiles_of(cast(ListedRows, self.stored), choose)
+        return tiles.map(_arrays.read_only)
 
     @property
     def stored(self) -> ht.Tiles | ListedRows:
         """The stored arrays; a transposed matrix builds its own now.
 
         Rows instead of tiles are those of a matrix that was made from a sparse one and has fewer
-        than one non-zero among 1000 elements, or 20 if it is large.  Not to be written either.
+        than one non-zero among 1000 elements, or 20 if it is large.  Read-only, as `tiles`.
         """
         stored = self._tiles
         return self._built() if isinstance(stored, ht.Transposed) else stored

@@ -141,10 +141,17 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
             return None
         return "the groups do not run along the contracted axis, so the product is dense"
     n, m = array.pattern
-    if not known or _is_quicker_dense(array, columns, left):
+    if array.device != "cpu":
         way_out = "; .windows() makes an exact 2:4 product over a longer k"
         has_windows = m % 2 == 0 and n <= m - 2
         return f"{n}:{m} does not embed into 2:4, so the product is dense" + has_windows * way_out
+    if not known:
+        return (
+            "on the CPU stacks of matrices are multiplied densely; the Numba kernel for "
+            f"{n}:{m} takes one matrix at a time"
+        )
+    if _is_quicker_dense(array, columns, left):
+        return f"multiplying the dense matrix by BLAS wins at this size of {n}:{m}"
     if not meets:
         common, same = _promotion.promote(array._dtype, its)
         return (

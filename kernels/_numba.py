@@ -119,6 +119,24 @@ class _Cache(caching.FunctionCache):
             super().save_overload(sig, data)
 
 
+class _Kernel(Dispatcher):
+    """A `Dispatcher` that threads may call at once, also with types that it does not know yet.
+
+    Where two of them had made the same types known, Numba would find them ambiguous, and compile,
+    which makes them known once more, at each later call.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._known: set[tuple[int, ...]] = set()
+
+    def _insert(self, codes, *args, **kwargs):
+        with global_compiler_lock:
+            if tuple(codes) not in self._known:
+                super()._insert(codes, *args, **kwargs)
+                self._known.add(tuple(codes))
+
+
 def njit(function: Callable) -> Callable:
     """Compile `function` at its first call: no GIL, IEEE arithmetic, cached.
 
@@ -133,7 +151,7 @@ def njit(function: Callable) -> Callable:
             "compile; unset NUMBA_DISABLE_JIT"
         )
     options = {"nopython": True, "nogil": True, "error_model": "numpy"}
-    kernel = Dispatcher(function, targetoptions=options)
+    kernel = _Kernel(function, targetoptions=options)
     try:
         kernel._cache = _Cache(function)
     except RuntimeError:  # no writable folder

@@ -16,6 +16,7 @@ from sparse24 import (
     _kernel_corrections,
     _kernel_times,
     _planner,
+    _storage,
     _tuning_cache,
 )
 from sparse24._dtypes import DType
@@ -110,9 +111,11 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     ShapeError
         If `shape` is not a pair of positive sizes.
     ArgumentError
-        If a token count is not a positive integer.
+        If a token count is not a positive integer, or more than a kernel takes.
     DTypeError
         If the element type is not one of sparse24's.
+    UnsupportedError
+        If the matrix has more rows or columns than kernels count.
 
     Notes
     -----
@@ -127,6 +130,7 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     [True, True]
     """
     m, k = _check.sizes(shape, argument="shape", count=2, least=1)
+    _storage.refuse_long((m, k))
     return estimate((m, k), _counts(tokens), _dtypes.lookup(dtype), _chip())
 
 
@@ -195,6 +199,11 @@ def _counts(tokens) -> tuple[int, ...]:
         counts = ()
     if min(counts, default=0) < 1:
         raise ArgumentError(f"tokens must be positive whole numbers, got {_check.shown(tokens)}")
+    if max(counts) > _storage.MOST_OF_AN_AXIS:
+        raise ArgumentError(
+            f"tokens must be at most {_storage.MOST_OF_AN_AXIS}, as kernels take no more columns "
+            f"in one product, got {max(counts)}"
+        )
     return counts
 
 

@@ -111,16 +111,19 @@ def cupy_module():
     """CuPy, or a `DeviceError` that says how to get it."""
     try:
         import cupy
-    except ImportError as error:
-        raise DeviceError(f"this needs CuPy, which is not installed; {_INSTALL_CUPY}") from error
-    except OSError as error:
-        raise DeviceError(f"this needs CuPy; {_no_folder(error)}") from error
+    except (ImportError, OSError) as error:
+        raise DeviceError(f"this needs CuPy; {_why_not_imported(error)}") from error
     return cupy
 
 
-def _no_folder(error: OSError) -> str:
-    """Why CuPy, which makes the folder of its kernels as it is imported, cannot be."""
-    return f"CuPy cannot be imported ({error}); name a folder for its kernels by CUPY_CACHE_DIR"
+def _why_not_imported(error: ImportError | OSError) -> str:
+    """What keeps CuPy from being imported, and what helps."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+        return f"sparse24 finds no CUDA device without CuPy; {_INSTALL_CUPY}"
+    way_out = "name a folder for its kernels by CUPY_CACHE_DIR"  # which it makes at its import
+    if isinstance(error, ImportError):
+        way_out = "install it anew, for one CUDA version"
+    return f"CuPy cannot be imported ({error.__cause__ or error}); {way_out}"
 
 
 def is_capturing() -> bool:
@@ -159,10 +162,8 @@ def why_no_cuda() -> str:
     """Where `cuda_available` is false: what is missing, as the end of an error's sentence."""
     try:
         import cupy  # noqa: F401
-    except ImportError:
-        return f"sparse24 finds no CUDA device without CuPy; {_INSTALL_CUPY}"
-    except OSError as error:
-        return _no_folder(error)
+    except (ImportError, OSError) as error:
+        return _why_not_imported(error)
     return "CuPy finds no CUDA device; nvidia-smi shows whether the driver has one"
 
 

@@ -66,13 +66,24 @@ def _folder() -> str:
 
 
 def _machine() -> dict[str, Any]:
-    from sparse24.kernels import _numba
-
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "threads of CPU kernels": _numba.threads(),
+        "threads of CPU kernels": _threads(),
     }
+
+
+def _threads() -> int | str:
+    """Threads of the CPU kernels, or why these cannot run."""
+    try:
+        import numba
+
+        from sparse24.kernels import _numba
+    except (ImportError, ValueError) as error:  # of versions, and of NUMBA_NUM_THREADS
+        return f"none: Numba cannot be imported ({error})"
+    if numba.config.DISABLE_JIT:
+        return "none: Numba was told not to compile; unset NUMBA_DISABLE_JIT"
+    return _numba.threads()
 
 
 def _packages() -> dict[str, str]:
@@ -89,9 +100,7 @@ def _cuda() -> dict[str, Any]:
     """Driver, runtime and devices, or why there are none."""
     try:
         import cupy
-    except ImportError:
-        return {"status": "no CuPy; install sparse24[cuda13] or sparse24[cuda12] to use a GPU"}
-    except OSError:  # of the folder that it makes
+    except (ImportError, OSError):
         return {"status": _arrays.why_no_cuda()}
     if not _arrays.cuda_available():
         return {"status": "CuPy is installed, but finds no CUDA device or driver"}

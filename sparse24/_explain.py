@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
-
 from sparse24 import (
     _arrays,
     _batch_axes,
@@ -17,9 +15,10 @@ from sparse24 import (
     _product,
     _tuning_cache,
 )
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError
 from sparse24._explanation import Explanation
 from sparse24._matmul import OURS, check_algorithm, embedded, factors, named_type
+from sparse24._named_operands import with_array
 from sparse24._options import Call
 from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
@@ -43,8 +42,9 @@ def explain(
 
     Parameters
     ----------
-    a, b : Sparse24Array, NMArray, HybridArray or array
-        As for `matmul`; one of them is sparse.  Nothing is multiplied.
+    a, b : Sparse24Array, NMArray, HybridArray, array or (shape, dtype)
+        As for `matmul`; one of them is sparse.  Nothing is multiplied, so the shape and dtype of
+        a dense one, which is then taken to be in row order, do as well.
     out, c, alpha, beta, dtype, epilogue, scales, algorithm, a_dtype, b_dtype, fast_accumulation
         As for `matmul`: pass those of the call to explain, since the choice depends on types,
         memory layouts and the epilogue.  Nothing is written.  ``precision="tf32"`` of `matmul`
@@ -82,10 +82,13 @@ def explain(
     >>> A = s24.random((256, 256), rng=0)
     >>> print(s24.explain(A, np.ones((256, 1), np.float32)).chosen)
     cpu_sparse
+    >>> s24.explain(A, ((256, 1), "float32")).chosen
+    'cpu_sparse'
     """
     check_algorithm(algorithm)
     fast_accumulation = _check.flag(fast_accumulation, argument="fast_accumulation")
     gated = _check.flag(gated, argument="gated")
+    a, b, a_dtype, b_dtype = _with_arrays(a, b, a_dtype, b_dtype)
     if offsets is not None:
         alpha, beta = (
             _check.number(factor, argument=name)
@@ -102,21 +105,19 @@ def explain(
         return Explanation(chosen, (), {}, why)
     if gated:
         raise ArgumentError("gated=True is an option of grouped products; pass their offsets, too")
-    _refuse_numbers(a, b)
     alpha, beta = factors(alpha, beta, c)
     other_dtype = named_type(a, b, a_dtype, b_dtype)
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     return explained(a, b, out, call)
 
 
-def _refuse_numbers(a, b) -> None:
-    """Refuse a number of columns, which `HybridArray.explain` takes, in place of an operand."""
-    for argument, operand in (("a", a), ("b", b)):
-        if isinstance(operand, numbers.Number):
-            raise ShapeError(
-                f"{argument} must have at least one axis, got a scalar, {operand!r}; pass an "
-                "operand with as many tokens or columns, as numpy.empty((k, n), dtype) makes one"
-            )
+def _with_arrays(a, b, a_dtype, b_dtype):
+    """Both operands and their types, the dense one made if it is given by its shape and dtype."""
+    if isinstance(a, SparseArray):
+        b, b_dtype = with_array(a, b, b_dtype, argument="b")
+    elif isinstance(b, SparseArray):
+        a, a_dtype = with_array(b, a, a_dtype, argument="a")
+    return a, b, a_dtype, b_dtype
 
 
 def explained(a, b, out, call: Call) -> Explanation:

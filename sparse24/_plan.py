@@ -8,14 +8,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from sparse24 import (
     _arrays,
     _autotune,
     _check,
     _devices,
-    _dtypes,
     _foreign,
     _foreign_streams,
     _gradients,
@@ -25,6 +22,7 @@ from sparse24 import (
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
 from sparse24._matmul import check_algorithm
+from sparse24._named_operands import made, without_dtype
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._promotion import promoted_integers
 from sparse24._target import Result, restored
@@ -158,9 +156,10 @@ def plan(
 
     Notes
     -----
-    Multiplies zeros once, so that nothing is compiled later, nor laid out, except for float32 in
-    bfloat16 pieces: once these are made.  This takes up to two seconds for a kernel that no process
-    has compiled before.  Does not wait for the device.
+    Multiplies `b_spec`, or zeros, once, so that nothing is compiled later, nor laid out, except for
+    float32 in bfloat16 pieces: once these are made.  An `aux` of the epilogue is written then, too.
+    This takes up to two seconds for a kernel that no process has compiled before.  Does not wait
+    for the device.
 
     Examples
     --------
@@ -193,34 +192,18 @@ def plan(
         return MatmulPlan(a, b, out_order, b_dtype, options)
 
 
-def _without_dtype(a: Sparse24Array, shape: tuple, given) -> ArgumentError:
-    return ArgumentError(
-        "b_spec must be an array, or its shape and dtype such as "
-        f"({shape}, {a.dtype.name!r}), got {given!r}"
-    )
-
-
 def _example(a: Sparse24Array, b_spec, b_dtype):
     """An array like those that a plan is for, and what its bits mean if that must be said."""
     if isinstance(b_spec, numbers.Number):
-        raise _without_dtype(a, (a.shape[-1], b_spec), b_spec)
+        raise without_dtype(a, (a.shape[-1], b_spec), b_spec, argument="b_spec")
     if not isinstance(b_spec, tuple):
         own = _foreign.float8_of(b_spec) if b_dtype is None else b_dtype
         return _foreign.take(b_spec, argument="b_spec")[0], own
     if len(b_spec) != 2:
         raise ArgumentError(f"b_spec must be an array, or its shape and dtype, got {b_spec!r}")
-    shape, dtype = b_spec
-    if isinstance(dtype, int):
-        raise _without_dtype(a, b_spec, b_spec)
-    axes = shape if isinstance(shape, tuple | list) else (shape,)
-    shape = tuple(_check.whole(size, argument="a size in b_spec", least=0) for size in axes)
-    named = _dtypes.lookup(dtype, argument="the dtype in b_spec")
-    if a.device == "cpu":
-        return np.zeros(shape, named.logical), b_dtype
-    xp = _arrays.cupy_module()
-    if named.is_float8:
-        return xp.zeros(shape, np.uint8), named.name
-    return xp.zeros(shape, named.logical), b_dtype
+    if isinstance(b_spec[1], numbers.Integral):
+        raise without_dtype(a, b_spec, b_spec, argument="b_spec")
+    return made(a, b_spec, b_dtype, argument="b_spec")
 
 
 @contextlib.contextmanager

@@ -100,6 +100,13 @@ def test_other_tokens_are_refused(tokens):
         s24.advise(LARGE, tokens)
 
 
+def test_what_no_kernel_takes_is_refused_and_not_predicted():
+    with pytest.raises(s24.ArgumentError, match=r"at most 2147483392, .* 1000000000000"):
+        s24.advise(LARGE, (1, 10**12))
+    with pytest.raises(s24.UnsupportedError, match=r"up to 2147483392 rows and columns, .*; split"):
+        s24.advise((64, 1 << 31), 1)
+
+
 @pytest.mark.parametrize("shape", [(3,), (0, 4), (-1, 4), (4.5, 3), "ab", 7], ids=repr)
 def test_shapes_are_two_sizes(shape):
     with pytest.raises(s24.ShapeError, match="shape must be"):

@@ -174,6 +174,20 @@ def test_the_demo_counts_what_it_takes(checkpoint, tmp_path, capsys):
         assert words in run(capsys, "demo", "--checkpoint", file, *options)
 
 
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("NUMBA_NUM_THREADS", "0", "none: Numba cannot be imported (Number of threads"),
+    ("NUMBA_DISABLE_JIT", "1", "none: Numba was told not to compile; unset NUMBA_DISABLE_JIT"),
+    ("NUMBA_NUM_THREADS", "3", "3\n"),
+])  # fmt: skip
+def test_info_says_why_kernels_of_the_cpu_cannot_run(name, value, words):
+    command = [sys.executable, "-m", "sparse24", "info"]
+    environment = {**os.environ, name: value}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"threads of CPU kernels  {words}" in done.stdout
+    assert "numba  " in done.stdout
+    assert "CUDA\n" in done.stdout
+
+
 def test_info_names_versions(capsys):
     text = run(capsys, "info")
     assert s24.__version__ in text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -31,6 +34,22 @@ def test_read_only_arrays_take_what_an_earlier_process_compiled(monkeypatch, tmp
     loaded = _numba.njit(first)
     assert loaded(_arrays.read_only(x)) == 7
     assert sum(loaded.stats.cache_hits.values()) == 1
+
+
+def test_threads_that_meet_at_the_first_call_make_types_known_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
+    kernel, x = _numba.njit(first), _arrays.read_only(np.array([7.0, 8.0]))
+    compiled, barrier = kernel.compile, threading.Barrier(4, timeout=60)
+
+    def compile_together(sig):
+        barrier.wait()  # all have asked before one is answered
+        return compiled(sig)
+
+    monkeypatch.setattr(kernel, "compile", compile_together)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(kernel, [x] * 4)) == [7] * 4
+    monkeypatch.setattr(kernel, "compile", None)  # it is not asked again
+    assert kernel(x) == 7
 
 
 def test_constants_that_kernels_pass_on_are_not_compiled_in(monkeypatch, tmp_path):

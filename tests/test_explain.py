@@ -10,6 +10,7 @@ from planner_cases import problem
 
 import sparse24 as s24
 from sparse24 import _explanation, _planner, _tuning_cache
+from sparse24.formats import n_m_products
 
 
 def printed(case, *, dense, measured=()):
@@ -64,8 +65,8 @@ def test_explain_on_the_cpu_gives_a_reason():
     [
         ((1, 4), 8, "cpu_sparse", "skips the zeros"),  # as the 2:4 matrix that it is
         ((6, 8), 8, "cpu_n_m", "6:8 skips the zeros"),
-        ((14, 16), 1024, "dense", r"14:16 does not embed into 2:4.*\.windows\(\)"),
-        ((7, 8), 1024, "dense", "so the product is dense$"),
+        ((14, 16), 1024, "dense", "dense matrix by BLAS wins at this size of 14:16$"),
+        ((7, 8), 1024, "dense", "dense matrix by BLAS wins at this size of 7:8$"),
         ((7, 8), 64, "cpu_n_m", "7:8 skips the zeros"),
         ((4, 8), 1024, "cpu_n_m", "4:8 skips the zeros"),
     ],
@@ -126,6 +127,25 @@ def test_explain_names_a_way_to_the_stored_elements_that_works():
     assert "operands of float16 and float64 meet in the dense matrix" in half.reason
 
 
+def test_stacks_of_other_patterns_are_not_said_to_lack_a_kernel(rng):
+    dense = rng.standard_normal((2, 64, 64)).astype(np.float32)
+    a = s24.compress(dense, pattern=(5, 8), on_excess="prune")
+    for operands in ((a, dense[0]), (dense[0], a.mT), (a[0], dense)):
+        told = s24.explain(*operands)
+        assert told.chosen == "dense"
+        assert told.reason.endswith("densely; the Numba kernel for 5:8 takes one matrix at a time")
+    assert s24.explain(a[0], dense[0]).chosen == "cpu_n_m"
+
+
+def test_on_a_gpu_other_patterns_are_dense_unless_windows_are_made(rng, monkeypatch):
+    dense = rng.standard_normal((64, 64)).astype(np.float32)
+    made = [s24.compress(dense, pattern=p, on_excess="prune") for p in ((14, 16), (7, 8))]
+    monkeypatch.setattr(type(made[0]), "device", "cuda:0")
+    with_windows, without = (n_m_products.why_dense(a, dense, left=True) for a in made)
+    assert re.search(r"^14:16 does not embed into 2:4.*\.windows\(\)", with_windows)
+    assert without == "7:8 does not embed into 2:4, so the product is dense"
+
+
 @pytest.mark.parametrize("make", [s24.compress, s24.hybrid])
 def test_explain_takes_no_number_of_columns(make):
     a = make(np.eye(8, dtype=np.float32))
@@ -133,6 +153,46 @@ def test_explain_takes_no_number_of_columns(make):
         s24.explain(a, 16)
     with pytest.raises(s24.ShapeError, match=r"a must have at least one axis, got a scalar, np"):
         s24.explain(np.float32(16), a)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "float32", np.dtype("float64")])
+@pytest.mark.parametrize("make", [
+    s24.compress, s24.hybrid, lambda w: s24.compress(w, pattern=(5, 8), on_excess="prune"),
+])  # fmt: skip
+def test_explain_takes_the_shape_and_dtype_of_an_operand(make, dtype):
+    a = make(np.eye(48, 64, dtype=np.float32))
+    b = np.ones((64, 40), dtype)
+    assert s24.explain(a, ((64, 40), dtype)) == s24.explain(a, b)
+    assert s24.explain(((2, 5, 64), dtype), a.T) == s24.explain(np.ones((2, 5, 64), dtype), a.T)
+    assert s24.explain(a, (64, dtype)) == s24.explain(a, b[:, 0])
+
+
+def test_explain_takes_the_shape_and_dtype_of_fp8_and_of_the_tokens_of_experts():
+    a = s24.random((8, 16), dtype="float8_e4m3fn", rng=0)
+    assert s24.explain(a, ((16, 4), "float8_e4m3fn")).chosen == "cpu_sparse"
+    experts = s24.random((3, 8, 16), rng=0)
+    told = s24.explain(experts, ((16, 4), "float32"), offsets=[0, 1, 1, 4])
+    assert told == s24.explain(experts, np.ones((16, 4), np.float32), offsets=[0, 1, 1, 4])
+
+
+@pytest.mark.parametrize("make", [s24.compress, s24.hybrid])
+def test_explain_says_what_a_shape_or_a_number_lacks(make):
+    a, pair = make(np.eye(8, 16, dtype=np.float32)), r"its shape and dtype such as "
+    with pytest.raises(s24.ArgumentError, match=pair + r"\(\(16, 3\), 'float32'\), got \(16, 3\)"):
+        s24.explain(a, (16, 3))
+    with pytest.raises(s24.ArgumentError, match=pair + r"\(\(16, 3\), 'float32'\), got"):
+        s24.explain(a, tuple(np.array([16, 3])))
+    with pytest.raises(s24.ArgumentError, match=r"^a must .*\(\(3, 8\), 'float32'\), got \(3, 8\)"):
+        s24.explain((3, 8), a)
+    with pytest.raises(s24.ShapeError, match=pair + r"\(\(16, 3\), 'float32'\)$"):
+        s24.explain(a, 3)
+    with pytest.raises(s24.ShapeError, match=pair + r"\(\(1, 8\), 'float32'\)$"):
+        s24.explain(2.5, a)
+    with pytest.raises(s24.ArgumentError, match="a size in b must be a whole number from 0 on"):
+        s24.explain(a, ((16, -3), "float32"))
+    with pytest.raises(s24.DTypeError, match=r"the dtype in b must be one of .*, got 'complex64'"):
+        s24.explain(a, ((16, 3), "complex64"))
+    assert s24.explain(a, (1.0,) * 16) == s24.explain(a, np.ones(16))  # a vector, as for matmul
 
 
 def test_explain_of_other_patterns_refuses_what_matmul_refuses():

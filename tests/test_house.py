@@ -37,8 +37,8 @@ FLOORS = (
      "_storage", "_target", "_torch", "_torch.functions", "_tuning_cache"),
     ("formats", "formats.*"),
     ("_activate", "_advise", "_compress", "_explain", "_explanation", "_grouped_matmul",
-     "_is_24", "_make", "_matmul", "_other_formats", "_plain_operands", "_plan", "_planner_fit",
-     "_prune", "_schedule", "_schedule.*", "_to_hybrid", "schedule", "tuning"),
+     "_is_24", "_make", "_matmul", "_named_operands", "_other_formats", "_plain_operands", "_plan",
+     "_planner_fit", "_prune", "_schedule", "_schedule.*", "_to_hybrid", "schedule", "tuning"),
 )  # fmt: skip
 TOP = len(FLOORS)
 

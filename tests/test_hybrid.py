@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -63,13 +65,30 @@ def test_a_sparse_matrix_is_turned_and_converted_without_a_dense_copy(rng, monke
 
 def test_csr_has_no_stored_zeros(rng):
     w = matrix(rng, (70, 70), 0.5)
-    tiles = with_kinds(w, [hybrid_kinds.BITMAP]).tiles
+    tiles = with_kinds(w, [hybrid_kinds.BITMAP]).tiles.map(np.array)
     tiles.values[:2] = [-0.0, 0.0]
     h = HybridArray.from_tiles(tiles)
     assert h.tocsr().nnz == h.nnz == np.count_nonzero(w) - 2
     small = hybrid(np.array([[1e-300, 1.0]]))
     assert small.tocsr("float32").nnz == 1
     assert small.tocsr().nnz == 2
+
+
+def test_what_is_stored_cannot_be_written_to_on_the_cpu(rng):
+    w = matrix(rng, (70, 70), 0.5)
+    h = hybrid(w)
+    given = h.tiles.map(np.array)
+    few = hybrid(scipy.sparse.eye_array(5000, format="csr", dtype=np.float32))
+    assert few.stored.is_listed
+    made = h, h.T, few, few.T, pickle.loads(pickle.dumps(h)), HybridArray.from_tiles(given)
+    for array in made:
+        for held in (*array.stored.elements, *array.tiles.elements, array.tiles.kinds):
+            with pytest.raises(ValueError, match="read-only"):
+                held[...] = 0
+    for arrays in (h.tocsr(), few.tocsr()):  # which are the caller's
+        arrays.data[...] = 0
+    given.values[...] = given.values  # and so are these
+    assert_same_bits(h.toarray(), w)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
@@ -80,7 +99,7 @@ def test_csr_of_an_empty_matrix(shape):
 
 def test_overflow_in_any_order(rng):
     w = matrix(rng, (64, 64), 0.2)
-    tiles = with_kinds(w, [hybrid_kinds.TWO_FOUR]).tiles
+    tiles = with_kinds(w, [hybrid_kinds.TWO_FOUR]).tiles.map(np.array)
     tiles.overflow_values[:], tiles.overflow_places[:] = (
         tiles.overflow_values[::-1].copy(), tiles.overflow_places[::-1].copy()
     )  # fmt: skip

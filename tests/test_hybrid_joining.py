@@ -93,5 +93,8 @@ def test_what_does_not_fit_is_refused(rng):
         np.concatenate([h, h], axis=2)
     with pytest.raises(s24.ArgumentError, match="axis must be an integer, got None"):
         np.concatenate([h, h], axis=None)
+    for more in ({}, {"axis": 1}, {"dtype": np.float64}):
+        with pytest.raises(s24.UnsupportedError, match="keep a list of the matrices, or join"):
+            np.stack([h, h], **more)
     with pytest.raises(s24.DTypeError, match="not converted to a dense array implicitly"):
-        np.stack([h, h])
+        np.tile(h, 2)

@@ -194,6 +194,8 @@ def test_a_plan_without_a_type_says_what_it_wants():
     a = s24.random((8, 16), rng=0)
     with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\)"):
         s24.plan(a, (16, 3))
+    with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\), got"):
+        s24.plan(a, tuple(np.array([16, 3])))
     with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\), got 3$"):
         s24.plan(a, 3)
     with pytest.raises(s24.ArgumentError, match="a size in b_spec must be a whole number from 0"):

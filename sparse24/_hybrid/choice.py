@@ -155,4 +155,4 @@ def _best(times: dict[str, float]) -> tuple[str, str]:
     if choice == "cublas":
         longer = f"{second} takes {gain:.2f} times as long"
         return choice, f"no sparse path is predicted to gain: {longer}"
-    return choice, f"predicted {gain:.2f}x faster than {second}"
+    return choice, f"predicted {gain:.2f} times as fast as {second}"
