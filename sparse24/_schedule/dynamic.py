@@ -37,7 +37,8 @@ class DynamicScheduler(MaskScheduler):
     scheduler : Schedule, optional
         ``CosineScheduler(target_sparsity=0.6)`` by default.
     adapter : LayerWiseAdapter, mapping of str to LayerWiseAdapter, or None
-        One for all layers, or by name pattern; None follows the global schedule everywhere.
+        One for all layers, or by name pattern; None follows the global schedule everywhere, and
+        each layer rounds its zeros down.
     criterion : Criterion, optional
         By default `Magnitude` if the first step has weights, else `GradientMagnitude`;
         micro-batches shown to `observe` do not decide it.
