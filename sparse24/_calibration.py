@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from sparse24 import _arrays, _check, _foreign, _foreign_streams
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._sparsegpt import narrowed
+
+AT_ONCE = 1 << 22  # elements of a batch of which there are copies in float64 at a time
 
 
 class Calibration:
@@ -110,24 +113,21 @@ class Calibration:
                 raise ShapeError(f"targets must be as many as inputs, {len(x)}, got {len(y)}")
         if self._moment is not None and (y is None) != (self._cross is None):
             raise ArgumentError("targets must come with every batch of inputs, or with none")
-        if self.bias and len(x):
-            x, y = self._from_first(x, y)
-        sums = [(x.T @ x, self._moment), (x.sum(0), self._input_sum)]
-        if y is not None:
-            sums += [(x.T @ y, self._cross), (y.sum(0), self._target_sum)]
-        new = [term + (0.0 if past is None else past) for term, past in sums]
+        first = self._first(x, y)
+        new: list[Any] = [self._moment, self._input_sum, self._cross, self._target_sum]
+        for part in _parts(max(a.shape[1] for a in (x, y) if a is not None), len(x)):
+            terms = _terms(x[part], None if y is None else y[part], first)
+            new = [past if term is None else _sum(term, past) for term, past in zip(terms, new)]
         # All at once, as a batch of which one sum fails must not count in the others.
-        self._moment, self._input_sum = new[:2]
-        if y is not None:
-            self._cross, self._target_sum = new[2:]
+        self._moment, self._input_sum, self._cross, self._target_sum = new
+        self._first_input, self._first_target = first
         self.count += len(x)
 
-    def _from_first(self, x, y):
-        """Inputs and targets as differences from the first ones."""
-        if not self.count:
-            self._first_input = x[0].copy()
-            self._first_target = 0.0 if y is None else y[0].copy()
-        return x - self._first_input, None if y is None else y - self._first_target
+    def _first(self, x, y) -> tuple[Any, Any]:
+        """The input and the target from which differences are taken; 0 without a bias."""
+        if self.count or not self.bias or not len(x):
+            return self._first_input, self._first_target
+        return _wide(x[:1])[0].copy(), 0.0 if y is None else _wide(y[:1])[0].copy()
 
     @staticmethod
     def _rows(given, argument: str, width: int | None):
@@ -138,13 +138,12 @@ class Calibration:
                 f"{argument} must be an array of numbers (..., k), got shape {x.shape} of {x.dtype}"
             )
         x = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        x = x.astype(np.float32 if x.dtype.kind == "V" else np.float64, copy=False)
         if width is not None and x.shape[1] != width:
             raise ShapeError(
                 f"{argument} must have {width} features on the last axis as in the batches "
                 f"before, got {x.shape[1]}"
             )
-        return x.astype(np.float64, order="C", copy=False)  # of other strides products are slow
+        return x
 
     @property
     def hessian(self):
@@ -251,7 +250,38 @@ def sums_of_squares(inputs):
     x = Calibration._rows(inputs, "inputs", None)
     if not len(x):
         raise ArgumentError(f"calibration holds no inputs, shape {inputs.shape}; pass some")
-    return (x * x).sum(0)
+    total: Any = 0.0
+    for part in _parts(x.shape[1], len(x)):
+        wide = _wide(x[part])
+        total = total + (wide * wide).sum(0)
+    return total
+
+
+def _parts(width: int, count: int) -> Iterator[slice]:
+    """Rows of a batch that are looked at together; one part, though empty, of an empty batch."""
+    step = max(1, AT_ONCE // max(1, width))
+    for start in range(0, max(1, count), step):
+        yield slice(start, start + step)
+
+
+def _terms(x, y, first: tuple[Any, Any]) -> tuple:
+    """What inputs, and targets if there are any, add to the sums of a `Calibration`."""
+    x = _wide(x, first[0])
+    if y is None:
+        return x.T @ x, x.sum(0), None, None
+    y = _wide(y, first[1])
+    return x.T @ x, x.sum(0), x.T @ y, y.sum(0)
+
+
+def _wide(x, first: Any = 0.0):
+    """Rows in float64, as differences from `first`."""
+    x = x.astype(np.float32 if x.dtype.kind == "V" else np.float64, copy=False)
+    x = x.astype(np.float64, order="C", copy=False)  # of other strides products are slow
+    return x if isinstance(first, float) else x - first
+
+
+def _sum(term, past):
+    return term if past is None else term + past
 
 
 def check_weight_type(x, *, argument: str, way_out: str) -> None:

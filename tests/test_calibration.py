@@ -40,6 +40,34 @@ def test_a_batch_is_not_copied_twice(name, copies, rng):
     np.testing.assert_allclose(seen.hessian, exact.T @ exact, atol=1e-8)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_of_a_large_batch_only_parts_are_copied(bias, rng):
+    x = rng.normal(size=(1 << 18, 64)).astype(np.float16)
+    y = x[:, :8] + np.float16(3)
+    seen = s24.Calibration(x[:10], y[:10], bias=bias)
+    tracemalloc.start()
+    seen.update(x[10:], y[10:])
+    s24.prune(np.ones((4, 64)), method="wanda", calibration=x)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < x.size * 8
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    if bias:
+        x, y = x - x.mean(0), y - y.mean(0)
+    np.testing.assert_allclose(seen.hessian, x.T @ x, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(seen.cross, x.T @ y, rtol=1e-9, atol=1e-6)
+
+
+def test_a_batch_may_be_written_to_afterwards(rng):
+    x = rng.normal(size=(20, 8))
+    seen, kept = s24.Calibration(x, x[:, :4], bias=True), x.copy()
+    x[:] = 0
+    seen.update(kept, kept[:, :4])
+    centred = kept - kept.mean(0)
+    np.testing.assert_allclose(seen.hessian, 2 * centred.T @ centred, atol=1e-12)
+    np.testing.assert_allclose(seen.cross, 2 * (centred.T @ centred)[:, :4], atol=1e-12)
+
+
 def test_a_constant_feature_has_no_moment_beside_a_bias(xp, rng):
     """Whatever numbers are constant, none of them is left with a rounding error, or one below 0."""
     w = rng.normal(size=(4, 8))
