@@ -197,8 +197,13 @@ class NMStorage(KeptTranspose, Joining, Indexing, SparseArray):
     def _at_places(self, factor):
         """The factor of each stored element, from one that has the shape of what is stored."""
         (n, m), xp = self._pattern, _arrays.namespace(self._indices)
-        columns = self._indices + xp.arange(self._indices.shape[-1]) // n * m
-        return _elementwise.at_columns(factor, columns)
+        starts = xp.arange(self._indices.shape[-1]) // n * m
+        if xp is not np:
+            return _elementwise.at_columns(factor, self._indices + starts)
+        taken = np.empty(self._indices.shape, factor.dtype)
+        for rows in _arrays.blocks_of_rows(taken.shape):  # columns of all would take 8 bytes each
+            taken[rows] = _elementwise.at_columns(factor[rows], self._indices[rows] + starts)
+        return taken
 
     def _with(self, *, values=None, indices=None, shape=None, dtype=None, axis=None) -> Self:
         return type(self)(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,6 @@ import numpy as np
 from sparse24 import _arrays, _check, _foreign, _scales, _select
 from sparse24._errors import ArgumentError
 from sparse24.formats.base import SparseArray
-
-BLOCK = 1 << 16  # elements of which there are copies at a time
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int)
     n, m = pattern
     histogram, kept = np.zeros(m + 1, np.int64), 0
     x, dense = np.moveaxis(x, axis, -1), None if dense is None else np.moveaxis(dense, axis, -1)
-    for at in _blocks(x.shape):
+    for at in _arrays.blocks_of_rows(x.shape):
         nonzero = x[at] != 0
         groups = _select.in_groups(nonzero, m).view(np.uint8)
         counts = sum(groups[..., i] for i in range(m))  # NumPy is slow to sum over a short axis
@@ -178,17 +176,6 @@ def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int)
     return LayerReport(name, shape, (n, m), tuple(map(int, histogram)), density, *sums)
 
 
-def _blocks(shape: tuple[int, ...]) -> Iterator[tuple]:
-    """Keys of blocks of rows, whose copies in other types stay in the cache."""
-    if len(shape) == 1:
-        yield (slice(None),)
-        return
-    rows = max(1, BLOCK // max(1, shape[-1]))
-    for index in np.ndindex(shape[:-2]):
-        for start in range(0, shape[-2], rows):
-            yield (*index, slice(start, start + rows))
-
-
 def _percent(share: float) -> str:
     """A share in a table; a dash where the dense weights were not given."""
     return "-" if math.isnan(share) else f"{share:.1%}"
@@ -196,7 +183,7 @@ def _percent(share: float) -> str:
 
 def _sums(x: np.ndarray, dense: np.ndarray) -> tuple[float, ...]:
     """Kept energy and magnitude as shares, energy, magnitude and norm of dense magnitudes."""
-    blocks = list(_blocks(x.shape))
+    blocks = list(_arrays.blocks_of_rows(x.shape))
     sizes = (np.abs(dense[at].astype(np.float64)) for at in blocks)
     scale = _scales.of_largest(max((float(d.max()) for d in sizes if d.size), default=0.0))
     # Sums of squares and of magnitudes: of all elements, and of those that were kept.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -236,3 +237,18 @@ def test_a_graph_does_not_hold_the_first_product(monkeypatch, rng):
     monkeypatch.setattr(_arrays, "is_cupy", lambda x: True)
     monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
     assert a.embedded() is first
+
+
+@pytest.mark.parametrize("shape", [(1024, 1024), (2, 8, 256, 256), (4096, 4, 64)])
+def test_a_factor_of_columns_needs_no_number_for_each_element(shape, rng):
+    array = s24.compress(
+        rng.normal(size=shape).astype(np.float16), pattern=(6, 8), on_excess="prune"
+    )
+    factor = rng.uniform(0.5, 2, shape[-1]).astype(np.float16)
+    want = array.toarray() * factor  # also takes the imports of a first call
+    tracemalloc.start()
+    got = array * factor
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * array.values.size + 4e6
+    np.testing.assert_array_equal(got.toarray(), want)
