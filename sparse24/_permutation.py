@@ -50,7 +50,8 @@ def find_permutation(
         If the weights are not matrices of the same width, scores have another shape, or either
         holds the bits of fp8 or other than real numbers.
     PatternError, ArgumentError
-        If `pattern` is not a valid one, another argument does not fit, or no weights are given.
+        If `pattern` is not a valid one, another argument does not fit, scores are negative, or no
+        weights are given.
 
     See Also
     --------
@@ -116,6 +117,8 @@ def _columns(w, scores):
             shape, (array, _) = array.shape, _foreign.take(score, argument="scores")
             _check.same_shape(array.shape, shape, argument="scores", other="w")
         _arrays.check_real(array, argument="w" if score is None else "scores")
+        if score is not None:
+            _check_not_negative(array)
         if array.ndim != 2 or (parts and array.shape[1] != len(parts[0])):
             raise ShapeError(
                 f"w must be matrices (m, k) of the same k, got shape {tuple(array.shape)}"
@@ -128,6 +131,17 @@ def _columns(w, scores):
     xp = _arrays.namespace(parts[0])
     parts = [xp.ascontiguousarray(xp.abs(part.astype(np.float32))) for part in parts]
     return xp.concatenate(parts, axis=1)
+
+
+def _check_not_negative(scores) -> None:
+    scores = scores.astype(np.float32) if scores.dtype.kind == "V" else scores  # of ml_dtypes
+    negative = scores < 0
+    if bool(negative.any()):
+        raise ArgumentError(
+            "scores must not be negative, as their sizes are compared, got "
+            f"{float(scores[negative].min())}; pass scores - scores.min(), by which every order of "
+            "the columns keeps as much more"
+        )
 
 
 def fold_permutation(permutation, producer, consumer, *, bias=None):

@@ -180,3 +180,17 @@ def test_refusals(rng):
             s24.fold_permutation(np.arange(8), producer, consumer, bias=bias)
     with pytest.raises(s24.ShapeError, match="producer must have at least one axis"):
         s24.fold_permutation(np.arange(8), np.float32(1), w)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8"])
+def test_negative_scores_are_refused_with_a_way_out(xp, rng, name):
+    """They were taken for their sizes, so that an order could keep less than none."""
+    scores = np.round(4 * rng.normal(size=(8, 32)) - 8).astype(name)
+    with pytest.raises(s24.ArgumentError, match=r"scores must not be negative, .* got -\d+"):
+        s24.find_permutation(xp.asarray(scores), scores=xp.asarray(scores))
+    with pytest.raises(s24.ArgumentError, match=r"scores - scores\.min"):
+        s24.find_permutation([xp.asarray(scores)], scores=[xp.asarray(scores)])
+    wide = scores.astype(np.float32)
+    order = s24.find_permutation(xp.asarray(wide), scores=xp.asarray(wide - wide.min()))
+    kept = [np.sort(x.reshape(8, 8, 4))[..., 2:].sum() for x in (wide, wide[:, order])]
+    assert kept[1] > kept[0]
