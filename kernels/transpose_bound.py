@@ -7,6 +7,7 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._views import View
 from sparse24.kernels import loader
+from sparse24.kernels.chip import chip
 from sparse24.kernels.launch import Launch
 from sparse24.kernels.transpose import NAME, THREADS, VECTORS
 
@@ -34,4 +35,4 @@ def bind(b, rows: View) -> Launch:
     )  # fmt: skip
     grid = -(-k // tile) * -(-n // tile)
     kernel = loader.function(NAME, NAME, (("BYTES", size),))
-    return Launch(kernel, grid, THREADS, 0, arguments, early=True)
+    return Launch(kernel, grid, THREADS, 0, arguments, early=chip().launches_early)

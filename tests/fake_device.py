@@ -125,6 +125,7 @@ class Device:
         put(loader, "function", lambda stem, name, defines: Finish(dict(defines)))
         put(hybrid_finish, "Launch", Launch)
         put(transpose_bound, "Launch", Turn)
+        put(transpose_bound, "chip", lambda: SimpleNamespace(launches_early=True))
         put(hybrid_launch, "rows_contiguous", rows_contiguous)
         put(HybridArray, "device", "cuda:0")
 
