@@ -11,7 +11,7 @@ from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.reductions import Reductions, number_type
 
-_AT_A_TIME = 1 << 20  # elements that are added up together
+_AT_A_TIME = 1 << 16  # elements that are added up together, by numbers of 16 bytes each
 
 
 class Elements(Reductions):

@@ -15,6 +15,7 @@ import io
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from sparse24._errors import FormatError
 NUMBERS_OF = {"pattern": 0, "complex": 2}  # a stored element, beside its places; other fields 1
 LEAST = {"coordinate": 4, "array": 2}  # bytes that a stored entry has: "1 1\n" and "1\n"
 DIGITS, NUMBERS = b"+-0123456789", b"+-.0123456789EINFTYAeinftya"  # Infinity and NaN among them
+AT_A_TIME = 1 << 18  # letters that are compared together: arrays of all would take several texts
 TYPES = {"integer": np.int64, "unsigned-integer": np.uint64, "complex": np.complex128}
 
 
@@ -87,10 +89,19 @@ def _check_words(text: bytes, field: str) -> None:
 
 def _sign_within(text: bytes, start: int) -> int | None:
     """Where a sign follows anything but a gap or the e of an exponent, if one does."""
-    letters = np.frombuffer(text, np.uint8)[start - 1 :]
-    before, signs = letters[:-1], (letters[1:] == ord("-")) | (letters[1:] == ord("+"))
-    odd = signs & (before > ord(" ")) & (before | 0x20 != ord("e"))
-    return start + int(odd.argmax()) if odd.any() else None
+    for first, letters in _letters(text, start):
+        before, signs = letters[:-1], (letters[1:] == ord("-")) | (letters[1:] == ord("+"))
+        odd = signs & (before > ord(" ")) & (before | 0x20 != ord("e"))
+        if odd.any():
+            return first + int(odd.argmax())
+    return None
+
+
+def _letters(text: bytes, start: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Parts of a text from a place on: where each begins, and its letters after the one before."""
+    every = np.frombuffer(text, np.uint8)
+    for first in range(start, len(text), AT_A_TIME):
+        yield first, every[first - 1 : first + AT_A_TIME]
 
 
 def _check_count(text: bytes, entries: int, form: str, field: str) -> None:
@@ -98,8 +109,10 @@ def _check_count(text: bytes, entries: int, form: str, field: str) -> None:
 
     Words that follow an entry of places are notes, which many files have.
     """
-    gaps = np.frombuffer(text, np.uint8)[_after_comments(text) - 1 :] <= ord(" ")
-    words = np.count_nonzero(gaps[:-1] & ~gaps[1:])
+    words = 0
+    for _, letters in _letters(text, _after_comments(text)):
+        gaps = letters <= ord(" ")
+        words += int(np.count_nonzero(gaps[:-1] > gaps[1:]))
     each = NUMBERS_OF.get(field, 1) + (0 if form == "array" else 2)
     found, wanted = words - (2 if form == "array" else 3), entries * each
     if found < wanted or (form == "array" and found > wanted):

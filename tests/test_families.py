@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from sparse24 import families
+from sparse24 import _matrix_market, families
 from sparse24._errors import DTypeError, FormatError
 
 
@@ -95,6 +96,27 @@ def test_words_that_only_begin_with_a_number_are_refused(form, field, word, kind
     (tmp_path / "a.mtx").write_text(text, encoding="utf-8")
     with pytest.raises(FormatError, match=rf"Market file: line [56]: '{word}' is not {kind}"):
         families.read_mtx(tmp_path / "a.mtx")
+
+
+def test_words_are_checked_across_the_parts_of_a_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(_matrix_market, "AT_A_TIME", 3)
+    path, head = tmp_path / "a.mtx", "%%MatrixMarket matrix array real general"
+    for gap in ("", " ", "  "):  # so that each letter begins a part once
+        path.write_text(f"{head}\n{gap}2 1\n1.5e-10\n-2.5\n")
+        assert families.read_mtx(path).toarray().tolist() == [[1.5e-10], [-2.5]]
+        path.write_text(f"{head}\n{gap}2 1\n1.5\n2.5-10\n")
+        with pytest.raises(FormatError, match=r"line 4: '2\.5-10' is not a number"):
+            families.read_mtx(path)
+
+
+def test_checks_of_words_take_no_arrays_as_long_as_the_text():
+    text = b"%%MatrixMarket matrix array real general\n20000 50\n" + 1_000_000 * b"-1.5\n"
+    tracemalloc.start()
+    _matrix_market._check_words(text, "real")
+    _matrix_market._check_count(text, 1_000_000, "array", "real")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2.1 * len(text)  # a copy, and what is left of it without letters of numbers
 
 
 @pytest.mark.parametrize(

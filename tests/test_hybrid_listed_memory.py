@@ -87,6 +87,17 @@ def test_sums_of_columns_do_not_order_elements_by_columns(rng, dtype, monkeypatc
             np.testing.assert_allclose(a.mean(axis=axis), w.mean(axis=0), rtol=1e-6)
 
 
+def test_sums_of_columns_take_little_memory_beside_the_rows(rng):
+    w = rng.random((3000, 2000), np.float32)
+    h = s24.hybrid(np.where(w < 0.1, w, 0))
+    h.sum(axis=0)
+    tracemalloc.start()
+    h.sum(axis=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 14 * h.nnz  # in CSR they take 8 bytes an element
+
+
 def test_sums_of_columns_of_float32_are_rounded_once():
     tenths = np.full((1 << 17, 1), 0.1, np.float32) * [1, 0, 0, 0, 0, 0, 0, 0]
     h = s24.hybrid(tenths.astype(np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 
@@ -109,3 +110,16 @@ def test_blocks_with_seeds_of_their_own_share_compiled_code():
         for one, other in zip(got, want, strict=True):
             torch.testing.assert_close(one, other)
     assert counter.frame_count <= 2  # the first layer's input needs no gradient
+
+
+def test_a_layer_that_was_pickled_with_a_clock_alone_draws_on_by_its_seed():
+    layer = st.sparsify(model(1), {"0": {**SAMPLED, "seed": 5}})[0]
+    x, dy = torch.randn(32, 16), torch.randn(32, 16)
+    layer(x)
+    older = copy.deepcopy(layer)
+    older._clock = torch.tensor(1)  # as layers had it before it showed the seed
+    older = pickle.loads(pickle.dumps(older))
+    assert older.state_dict()["clock"] == 1
+    want, got = (torch.autograd.grad(one(x), one.weight, dy)[0] for one in (layer, older))
+    assert torch.equal(got, want)
+    assert older.clock == 2

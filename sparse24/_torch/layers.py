@@ -143,10 +143,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         check_seed(rule)
         check_activation(sparse, rule)
         self._begin(rule)
-        with torch.inference_mode(False):  # else the layer could not learn with it
-            # On the CPU, so that compiled code reads it anew and nothing waits for a device.
-            shown = [0, seed if rule.samples else 0]
-            self._clock = torch.tensor(shown, dtype=torch.int64, device="cpu")
+        self._clock = torch_samples.new_clock(rule)
         soft = _check.flag(soft, argument="soft")
         hard = sparse != "weight" or transposable or decay or not rule.straight
         if soft and hard:
@@ -188,6 +185,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     def __setstate__(self, state) -> None:
         watch_encoders()  # a copy, or a layer of a file, may be the first one
         super().__setstate__(state)
+        if not self._clock.ndim:  # of a file from before clocks showed the seed, too
+            self._clock = torch_samples.new_clock(self.rule, int(self._clock))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -14,6 +14,15 @@ from sparse24._torch import repack as torch_repack
 from sparse24._torch import replay as torch_replay
 from sparse24._torch.operators import meaning_for_tracing, operator
 from sparse24._torch.parts import empty_parts, tensors_of
+from sparse24._train_rule import Rule
+
+
+def new_clock(rule: Rule, step: int = 0) -> Tensor:
+    """A layer's clock: the number of its next sample, and the seed of all, 0 if it draws none."""
+    with torch.inference_mode(False):  # else the layer could not learn with it
+        # On the CPU, so that compiled code reads it anew and nothing waits for a device.
+        shown = [step, rule.seed if rule.samples else 0]
+        return torch.tensor(shown, dtype=torch.int64, device="cpu")
 
 
 @functools.partial(operator, mutates=("clock",))
