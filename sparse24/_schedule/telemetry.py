@@ -122,7 +122,7 @@ class Telemetry:
         return [row[key] for row in self.rows if name in (None, row["name"])]
 
     def to_csv(self, path: str | Path) -> None:
-        """Write all rows; what stops it leaves the file as it was before."""
+        """Write all rows to a regular file; what stops it leaves that as it was before."""
         with _whole_files.replacing(path) as fresh, open(fresh, "w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
