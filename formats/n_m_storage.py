@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _dtypes, _elementwise, _record_parts, _storage
+from sparse24 import _arrays, _devices, _dtypes, _elementwise, _record_parts, _row_blocks, _storage
 from sparse24.formats import n_m_parts, reductions
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
@@ -201,7 +201,9 @@ class NMStorage(KeptTranspose, Joining, Indexing, SparseArray):
         if xp is not np:
             return _elementwise.at_columns(factor, self._indices + starts)
         taken = np.empty(self._indices.shape, factor.dtype)
-        for rows in _arrays.blocks_of_rows(taken.shape):  # columns of all would take 8 bytes each
+        for rows in _row_blocks.blocks_of_rows(
+            taken.shape
+        ):  # columns of all would take 8 bytes each
             taken[rows] = _elementwise.at_columns(factor[rows], self._indices[rows] + starts)
         return taken
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from sparse24._errors import DeviceError, DTypeError
 
 VECTOR = 16  # bytes that kernels copy at a time, on such a boundary
 LINE = 128  # bytes of a line of the GPU's L2 cache
-BLOCK = 1 << 16  # elements of an array on the CPU of which there are copies at a time
 _INSTALL_CUPY = (
     "install the extra that matches the driver: pip install 'sparse24[cuda13]' or "
     "'sparse24[cuda12]'"
@@ -228,18 +226,6 @@ def empty_rows(xp, shape: tuple[int, ...], dtype, boundary: int = VECTOR) -> Any
         return xp.empty(shape, dtype)
     pitch = row_pitch(shape[-1], dtype.itemsize, boundary)
     return xp.empty((*shape[:-1], pitch), dtype)[..., : shape[-1]]
-
-
-def blocks_of_rows(shape: tuple[int, ...]) -> Iterator[tuple]:
-    """Keys of blocks of whole rows of an array on the CPU, whose copies stay in the cache."""
-    each = math.prod(shape[1:])
-    if len(shape) > 2 and each > BLOCK:
-        for i in range(shape[0]):
-            yield from ((i, *key) for key in blocks_of_rows(shape[1:]))
-        return
-    step = shape[0] if len(shape) == 1 else BLOCK // max(1, each)
-    for start in range(0, shape[0], max(1, step)):
-        yield (slice(start, start + max(1, step)),)
 
 
 def one_batch(x: Any) -> Any:

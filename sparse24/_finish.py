@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _overlap
+from sparse24 import _arrays, _dtypes, _foreign, _overlap, _row_blocks
 from sparse24._fuse import fuse
 from sparse24._options import Call, Epilogue
 from sparse24._records import Fused
 from sparse24._target import Target, given, refuse_integers, result_name, vector_type
 from sparse24._views import View
-
-BLOCK = 1 << 16  # elements of which there are copies at a time on the CPU
 
 
 def finished(product, out, call: Call, left: tuple, right: tuple):
@@ -111,7 +109,7 @@ def _blocks(product: np.ndarray) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of blocks whose copies stay in the cache, along the memory of a matrix."""
     turned = product.flags.f_contiguous and not product.flags.c_contiguous
     lines, length = product.shape[::-1] if turned else product.shape
-    step = max(1, BLOCK // max(1, length))
+    step = max(1, _row_blocks.BLOCK // max(1, length))
     for at in range(0, lines, step):
         cut = slice(at, at + step)
         yield (slice(None), cut) if turned else (cut, slice(None))

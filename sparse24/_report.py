@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _scales, _select
+from sparse24 import _arrays, _check, _foreign, _row_blocks, _scales, _select
 from sparse24._errors import ArgumentError
 from sparse24.formats.base import SparseArray
 
@@ -165,7 +165,7 @@ def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int)
     n, m = pattern
     histogram, kept = np.zeros(m + 1, np.int64), 0
     x, dense = np.moveaxis(x, axis, -1), None if dense is None else np.moveaxis(dense, axis, -1)
-    for at in _arrays.blocks_of_rows(x.shape):
+    for at in _row_blocks.blocks_of_rows(x.shape):
         nonzero = x[at] != 0
         groups = _select.in_groups(nonzero, m).view(np.uint8)
         counts = sum(groups[..., i] for i in range(m))  # NumPy is slow to sum over a short axis
@@ -183,7 +183,7 @@ def _percent(share: float) -> str:
 
 def _sums(x: np.ndarray, dense: np.ndarray) -> tuple[float, ...]:
     """Kept energy and magnitude as shares, energy, magnitude and norm of dense magnitudes."""
-    blocks = list(_arrays.blocks_of_rows(x.shape))
+    blocks = list(_row_blocks.blocks_of_rows(x.shape))
     sizes = (np.abs(dense[at].astype(np.float64)) for at in blocks)
     scale = _scales.of_largest(max((float(d.max()) for d in sizes if d.size), default=0.0))
     # Sums of squares and of magnitudes: of all elements, and of those that were kept.
