@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _finish
+from sparse24 import _arrays, _finish, _row_blocks
 from sparse24._records import Fused
 from sparse24.kernels import reference
 
@@ -97,7 +97,7 @@ def test_an_epilogue_in_blocks_is_that_of_the_whole(rng, make, left, monkeypatch
     scales = (rng.random(shape[0]), rng.random(shape[1]))
     found = []
     for block in (1 << 16, 12, 1):
-        monkeypatch.setattr(_finish, "BLOCK", block)
+        monkeypatch.setattr(_row_blocks, "BLOCK", block)
         aux = np.empty(shape, np.float32)
         e = s24.Epilogue(bias=bias, activation="gelu", aux=aux)
         out = s24.matmul(*given, c=c.astype(np.float32), beta=2.0, scales=scales, epilogue=e)

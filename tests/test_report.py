@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays
+from sparse24 import _row_blocks
 
 
 def test_report_takes_the_pattern_of_compressed_arrays():
@@ -94,9 +94,9 @@ def test_report_of_a_large_array_takes_little_more_memory(rng, shape, axis):
 
 @pytest.mark.parametrize("shape", [(20000, 4, 8), (2, 300, 1000), (3, 2, 5, 70000), (5,), (0, 4)])
 def test_blocks_hold_each_row_once_and_small_matrices_together(shape):
-    seen, blocks = np.zeros(shape, int), list(_arrays.blocks_of_rows(shape))
+    seen, blocks = np.zeros(shape, int), list(_row_blocks.blocks_of_rows(shape))
     for block in blocks:
         seen[block] += 1
     assert (seen == 1).all()
     row = shape[-1] if len(shape) > 1 else 1
-    assert len(blocks) <= 2 + 2 * seen.size // max(row, _arrays.BLOCK)
+    assert len(blocks) <= 2 + 2 * seen.size // max(row, _row_blocks.BLOCK)
