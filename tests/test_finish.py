@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _finish, _row_blocks
+from sparse24 import _arrays, _row_blocks
 from sparse24._records import Fused
 from sparse24.kernels import reference
 
