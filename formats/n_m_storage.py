@@ -201,9 +201,8 @@ class NMStorage(KeptTranspose, Joining, Indexing, SparseArray):
         if xp is not np:
             return _elementwise.at_columns(factor, self._indices + starts)
         taken = np.empty(self._indices.shape, factor.dtype)
-        for rows in _row_blocks.blocks_of_rows(
-            taken.shape
-        ):  # columns of all would take 8 bytes each
+        # The columns of all elements at once would take 8 bytes each.
+        for rows in _row_blocks.blocks_of_rows(taken.shape):
             taken[rows] = _elementwise.at_columns(factor[rows], self._indices[rows] + starts)
         return taken
 

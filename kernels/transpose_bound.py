@@ -8,7 +8,7 @@ from sparse24 import _arrays
 from sparse24._views import View
 from sparse24.kernels import loader
 from sparse24.kernels.chip import chip
-from sparse24.kernels.launch import Launch
+from sparse24.kernels.launch import Launch, pointer
 from sparse24.kernels.transpose import NAME, THREADS, VECTORS
 
 
@@ -26,11 +26,10 @@ def bind(b, rows: View) -> Launch:
     """The launch that copies b to `rows`, as `rows_of` has them, at their addresses."""
     (k, n), size = b.shape, b.dtype.itemsize
     tile = VECTORS * 16 // size
-    pitches = b.strides[1] // size, rows.strides[0] // size
     aligned = (b.data.ptr | b.strides[1]) % 16 == 0
     arguments = (
-        np.array([b.data.ptr], np.uint64), *np.array([[pitches[0]], [0]], np.int64),
-        np.array([rows.ptr], np.uint64), *np.array([[pitches[1]], [0]], np.int64),
+        pointer(b), *np.array([[b.strides[1] // size], [0]], np.int64),
+        pointer(rows), *np.array([[rows.strides[0] // size], [0]], np.int64),
         *np.array([[n], [k], [aligned]], np.int32),
     )  # fmt: skip
     grid = -(-k // tile) * -(-n // tile)

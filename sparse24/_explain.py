@@ -90,10 +90,8 @@ def explain(
     gated = _check.flag(gated, argument="gated")
     a, b, a_dtype, b_dtype = _with_arrays(a, b, a_dtype, b_dtype)
     if offsets is not None:
-        alpha, beta = (
-            _check.number(factor, argument=name)
-            for name, factor in (("alpha", alpha), ("beta", 0.0 if beta is None else beta))
-        )
+        alpha = _check.number(alpha, argument="alpha")
+        beta = 0.0 if beta is None else _check.number(beta, argument="beta")
         unknown = c is not None or epilogue is not None or a_dtype is not None
         if unknown or (alpha, beta, algorithm) != (1.0, 0.0, "auto"):
             raise ArgumentError(

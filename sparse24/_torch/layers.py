@@ -62,8 +62,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
         that resumed training, with the same `seed`, draws the same samples as uninterrupted
-        training.  A pass that
-        `torch.utils.checkpoint` recomputes draws its own.
+        training.  A pass that `torch.utils.checkpoint` recomputes draws its own.
     masked
         In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.  A mask
         of another pattern can be 2:4 by chance, and a sparse product would round differently.
