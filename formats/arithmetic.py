@@ -101,7 +101,7 @@ class Arithmetic(Unary, Refusals):
     def __abs__(self) -> Self:
         return self._elementwise(np.absolute, None, self._dtype)
 
-    def sum(self, axis=None, dtype=None, out=None, *, keepdims: bool = False):
+    def sum(self, axis=None, dtype=None, out=None, keepdims: bool = False):
         """Sum of the elements, as of the dense array, which is made for it.
 
         On the CPU nothing is made dense of a `HybridArray` with three quarters of zeros or more,
@@ -131,17 +131,17 @@ class Arithmetic(Unary, Refusals):
         dtype, keepdims = _sum_type(dtype), _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).sum(axis=axis, dtype=dtype, out=out, keepdims=keepdims)
 
-    def mean(self, axis=None, dtype=None, out=None, *, keepdims: bool = False):
+    def mean(self, axis=None, dtype=None, out=None, keepdims: bool = False):
         """Mean of the elements, zeros included; see `sum`."""
         dtype, keepdims = _sum_type(dtype), _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).mean(axis=axis, dtype=dtype, out=out, keepdims=keepdims)
 
-    def max(self, axis=None, out=None, *, keepdims: bool = False):
+    def max(self, axis=None, out=None, keepdims: bool = False):
         """Largest element, zeros included; see `sum`."""
         keepdims = _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).max(axis=axis, out=out, keepdims=keepdims)
 
-    def min(self, axis=None, out=None, *, keepdims: bool = False):
+    def min(self, axis=None, out=None, keepdims: bool = False):
         """Smallest element, zeros included; see `sum`."""
         keepdims = _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).min(axis=axis, out=out, keepdims=keepdims)

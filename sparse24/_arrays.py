@@ -201,9 +201,10 @@ def check_real(x: Any, *, argument: str) -> None:
 def not_zero(x: Any, dtype: _dtypes.DType) -> Any:
     """Where the elements are not zero, of either sign.
 
-    Narrow floats are seen as bits: NumPy compares them slowly, and CuPy has no fp8.
+    Narrow floats are seen as bits: NumPy compares them slowly, and CuPy has no fp8.  CuPy takes
+    subnormal float32 for zeros.
     """
-    if dtype.name == "int8" or dtype.itemsize > 2:
+    if dtype.name in ("int8", "float64") or (dtype.name == "float32" and not is_cupy(x)):
         return x != 0
     magnitude = dtype.storage.type((1 << 8 * dtype.itemsize - 1) - 1)
     return x.view(dtype.storage) & magnitude != 0

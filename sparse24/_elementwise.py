@@ -27,7 +27,6 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24
 
 WORK = _dtypes.TABLE["float32"]  # for types in which NumPy or CuPy do not compute
-_SIGN = np.uint8(0x80)  # the sign of fp8
 _OF_SIGNS = (np.negative, np.absolute)
 
 
@@ -139,7 +138,7 @@ def at_columns(factor: Any, columns: Any) -> Any:
 
 def of_values(ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: DType) -> Any:
     """`ufunc` of stored elements and a factor that broadcasts to them; zeros, as filler, stay."""
-    if ufunc in _OF_SIGNS and dtype.is_float8:
+    if ufunc in _OF_SIGNS and _keeps_bits(values, dtype):
         return _with_sign(ufunc, values, dtype)
     if np.ndim(factor) == 0 and _is_looked_up(values, dtype):
         of_each = of_values(ufunc, _storage.every(dtype), dtype, factor, result)
@@ -164,10 +163,20 @@ def _without_news(dtype: DType, factor: Any) -> np.errstate:
     return np.errstate() if factor is None else np.errstate(invalid="ignore")
 
 
+def _keeps_bits(values: Any, dtype: DType) -> bool:
+    """Whether only the sign bit may be touched.
+
+    In float32 and back, infinities of fp8 would saturate, and CuPy takes subnormal float32 for
+    zeros.
+    """
+    return dtype.is_float8 or (_arrays.is_cupy(values) and dtype.name != "int8")
+
+
 def _with_sign(ufunc: np.ufunc, values: Any, dtype: DType) -> Any:
-    """fp8 with another sign, in its bits: in float32 and back, infinities would saturate."""
+    """Floats with another sign, in their bits."""
     bits = values.view(dtype.storage)
-    turned = bits ^ _SIGN if ufunc is np.negative else bits & ~_SIGN
+    sign = bits.dtype.type(1 << 8 * dtype.itemsize - 1)
+    turned = bits ^ sign if ufunc is np.negative else bits & ~sign
     kept = _arrays.not_zero(values, dtype)
     turned = _arrays.namespace(values).where(kept, turned, bits.dtype.type(0))
     return _storage.in_rows(turned.view(values.dtype))

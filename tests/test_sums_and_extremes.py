@@ -30,6 +30,11 @@ def test_reductions_are_those_of_the_dense_array(make, name, rng, xp):
     for numpys in (partial(np.sum, axis=1), np.max, np.mean, partial(np.amin, axis=0)):
         np.testing.assert_allclose(_arrays.to_numpy(numpys(a)), numpys(dense), **near)
     assert a.sum(dtype=np.float64).dtype == np.float64
+    for function in ("sum", "mean"):  # cupy.sum and cupy.mean name no argument
+        got = getattr(xp, function)(a, -1, None, None, True)
+        np.testing.assert_allclose(
+            _arrays.to_numpy(got), getattr(dense, function)(-1, None, None, True), **near
+        )
 
 
 @pytest.mark.parametrize("pattern", [(2, 4), (5, 8)])
