@@ -19,6 +19,8 @@ def made(like: Any, spec: tuple, named: Any, *, argument: str) -> tuple[Any, Any
     """
     shape, dtype = spec
     axes = shape if isinstance(shape, tuple | list) else (shape,)
+    if dtype is None:  # which NumPy takes for float64
+        raise without_dtype(like, tuple(axes), spec, argument=argument)
     shape = tuple(_check.whole(n, argument=f"a size in {argument}", least=0) for n in axes)
     known = _dtypes.lookup(dtype, argument=f"the dtype in {argument}")
     if like.device == "cpu":
@@ -60,4 +62,4 @@ def without_dtype(like: Any, shape: tuple, given: Any, *, argument: str) -> Argu
 
 
 def _is_dtype(x: Any) -> bool:
-    return isinstance(x, str | type | np.dtype) or _dtypes.is_torchs(x)
+    return isinstance(x, str | type | np.dtype | None) or _dtypes.is_torchs(x)
