@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -234,10 +235,11 @@ def number(value, *, argument: str) -> float:
 
 
 def positive(value, *, argument: str) -> float:
-    """Return a number above 0 as a float."""
+    """Return a finite number above 0 as a float."""
     found = number(value, argument=argument)
-    if not found > 0:
-        raise ArgumentError(f"{argument} must be above 0, got {value!r}")
+    if not 0 < found < math.inf:
+        rule = "finite" if found > 0 else "above 0"
+        raise ArgumentError(f"{argument} must be {rule}, got {value!r}")
     return found
 
 
