@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign
 from sparse24._errors import ArgumentError, ShapeError
 
 
@@ -23,6 +23,8 @@ def made(like: Any, spec: tuple, named: Any, *, argument: str) -> tuple[Any, Any
         raise without_dtype(like, tuple(axes), spec, argument=argument)
     shape = tuple(_check.whole(n, argument=f"a size in {argument}", least=0) for n in axes)
     known = _dtypes.lookup(dtype, argument=f"the dtype in {argument}")
+    if known.is_float8 and named is not None:
+        _foreign.refuse_other(known.name, named)
     if like.device == "cpu":
         return np.zeros(shape, known.logical), named
     with _devices.on_device(like.device):
