@@ -147,6 +147,7 @@ class HybridStorage(HybridStored):
     def __getitem__(self, key) -> Any:
         """A part, built anew; where it has one axis or none, dense.
 
+        On the CPU slices that cut no tile copy tiles.
         Of rows, and on the CPU columns, by a number or a slice nothing is made dense but their
         tiles, and nothing at all of large matrices on the CPU where CSR takes less memory, unless
         the key pairs arrays.
