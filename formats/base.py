@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
@@ -195,7 +194,7 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
         """
         axes = (axes, *more) if more else axes
         try:
-            known = axes is None or tuple(map(operator.index, axes)) in ((1, 0), (-1, -2))
+            known = axes is None or tuple(map(_check.integer, axes)) in ((1, 0), (-1, -2))
         except TypeError:
             known = False
         if not known:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _elementwise
+from sparse24 import _arrays, _elementwise, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import DTypeError
 from sparse24.formats import convert
@@ -105,9 +105,22 @@ def _in_tiles(h: Any, ufunc: np.ufunc, factor: Any) -> Any | None:
         _elementwise.of_values(ufunc, held[None], dtype, by, dtype)[0]
         for held, by in zip(stored, factors, strict=True)
     )
+    return _of_same_kinds(h, values, overflow, dtype)
+
+
+def converted(h: Any, dtype: DType) -> Any | None:
+    """The matrix in another type, in tiles of the same kinds, unless an element becomes zero."""
+    values, overflow = (_storage.converted(x, h._dtype, dtype) for x in h.tiles.elements)
+    return _of_same_kinds(h, values, overflow, dtype)
+
+
+def _of_same_kinds(h: Any, values: Any, overflow: Any, dtype: DType) -> Any | None:
+    """The matrix with other elements in place of its own; None if some of these are zero."""
     left = sum(int(_arrays.not_zero(x, dtype).sum()) for x in (values, overflow))
-    tiles = dataclasses.replace(tiles, values=values, overflow_values=overflow)
-    return type(h)(tiles, left, h.n_hint) if left == h.nnz else None
+    if left != h.nnz:
+        return None
+    tiles = dataclasses.replace(h.tiles, dtype=dtype, values=values, overflow_values=overflow)
+    return type(h)(tiles, left, h.n_hint)
 
 
 def _at_places(tiles: ht.Tiles, factor: Any) -> tuple[np.ndarray, np.ndarray]:

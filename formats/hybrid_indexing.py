@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
-from sparse24.formats import convert, hybrid_build, indexing
+from sparse24.formats import convert, hybrid_build, hybrid_runs, indexing
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows, row_numbers, rows_between, with_columns
 from sparse24.kernels.csr import CsrRows
@@ -22,6 +22,9 @@ DECODED = 1 << 20  # places that are made dense in the time that SciPy's indexin
 def part_of(h: Any, key: Any) -> Any:
     """``h[key]``: a hybrid matrix, or a dense array where it has one axis or none."""
     _refuse_more_axes(_axes_of(key))  # before there is an array of all of them
+    taken = hybrid_runs.part(h, key)
+    if taken is not None:
+        return type(h)(*taken, h.n_hint)
     stored, key = _stored_at(h.stored, key)
     by_csr = h.is_less_as_csr and math.prod(stored.shape) > DECODED
     try:

@@ -18,6 +18,7 @@ from sparse24.formats import (
     hybrid_indexing,
     hybrid_joining,
     hybrid_reductions,
+    hybrid_runs,
 )
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
@@ -102,6 +103,9 @@ class HybridStorage(HybridStored):
         """Matrices of this one's type and device joined along an axis."""
         (m, k), total = self.shape, sum(matrix.shape[axis] for matrix in matrices)
         shape = (total, k) if axis == 0 else (m, total)
+        tiles = hybrid_runs.joined(matrices, shape, axis)
+        if tiles is not None:
+            return type(self)(tiles, sum(matrix.nnz for matrix in matrices), self.n_hint)
         rows = hybrid_joining.joined_rows(matrices, shape, axis)
         return self._of_rows(rows, shape, shared=False)
 
@@ -132,6 +136,10 @@ class HybridStorage(HybridStored):
             elements = _storage.converted(stored.elements[0][None], self._dtype, dtype)[0]
             left = stored.with_values(elements, dtype)
             return type(self)(left, left.nnz, self.n_hint)
+        if self.device == "cpu" and isinstance(self._tiles, ht.Tiles):
+            in_tiles = hybrid_arithmetic.converted(self, dtype)
+            if in_tiles is not None:
+                return in_tiles
         source = self.tocsr() if self._is_mostly_zeros else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=dtype)
 
@@ -139,6 +147,7 @@ class HybridStorage(HybridStored):
     def __getitem__(self, key) -> Any:
         """A part, built anew; where it has one axis or none, dense.
 
+        On the CPU slices that cut no tile copy tiles.
         Of rows, and on the CPU columns, by a number or a slice nothing is made dense but their
         tiles, and nothing at all of large matrices on the CPU where CSR takes less memory, unless
         the key pairs arrays.

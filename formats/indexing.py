@@ -151,7 +151,7 @@ def check_kinds(key: tuple) -> None:
 def check_slice(key: slice) -> None:
     """Refuse one whose ends are no whole numbers, or that takes no step."""
     ends = (key.start, key.stop, key.step)
-    if not all(end is None or _check.is_end(end) for end in ends) or key.step == 0:
+    if not all(end is None or _is_end(end) for end in ends) or key.step == 0:
         _refuse_traced(ends)
         raise ArgumentError(f"a slice has whole numbers, and no step of 0, got {_check.shown(key)}")
 
@@ -227,9 +227,25 @@ def _places(rows: Any, m: int) -> Any:
         raise out_of_range(error) from error
 
 
+def _is_end(value) -> bool:
+    """True for a whole number where a slice begins or ends, also in an array without axes."""
+    try:
+        _check.integer(value)
+    except TypeError:
+        return False
+    return True
+
+
+def is_slice(value) -> bool:
+    """True for a slice of step 1 whose ends are whole numbers, or left out."""
+    if not isinstance(value, slice) or value.step not in (None, 1):
+        return False
+    return all(end is None or _is_end(end) for end in (value.start, value.stop))
+
+
 def _is_whole(key: Any, k: int, group: int) -> bool:
     """Whether a key takes whole groups of that many of the k elements, or none."""
-    if not _check.is_slice(key):
+    if not is_slice(key):
         return False
     start, stop, _ = key.indices(k)
     return start >= stop or (start % group == 0 and (stop % group == 0 or stop == k))
@@ -238,7 +254,7 @@ def _is_whole(key: Any, k: int, group: int) -> bool:
 def _whole_groups(key: Any, k: int, group: int) -> tuple[int, int]:
     """The groups of a slice of columns."""
     way_out = "otherwise use .toarray()[...] and compress the result"
-    if not _check.is_slice(key):
+    if not is_slice(key):
         raise ArgumentError(
             f"along the groups a part is a slice of step 1, got {_check.shown(key)}; {way_out}"
         )

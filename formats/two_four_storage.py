@@ -8,7 +8,6 @@ import numpy as np
 
 from sparse24 import (
     _arrays,
-    _check,
     _devices,
     _dtypes,
     _elementwise,
@@ -20,7 +19,7 @@ from sparse24 import (
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import reductions
 from sparse24.formats.base import SparseArray, made_by
-from sparse24.formats.indexing import Indexing
+from sparse24.formats.indexing import Indexing, is_slice
 from sparse24.formats.joining import Joining
 from sparse24.formats.transposes import KeptTranspose
 
@@ -174,7 +173,7 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
     @_devices.on_own_device
     def _stored_rows(self, rows) -> Self:
         stored = self._operand.stored
-        if self.ndim > 2 or not _check.is_slice(rows):
+        if self.ndim > 2 or not is_slice(rows):
             return self._part(_record_parts.rows_at(stored, rows))
         start, stop, _ = rows.indices(stored.m)
         return self._part(_record_parts.rows(stored, start, max(start, stop)))

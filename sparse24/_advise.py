@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -194,7 +193,7 @@ def _eight_bit_flops(problem: Problem) -> float | None:
 def _counts(tokens) -> tuple[int, ...]:
     try:
         listed = tokens if hasattr(tokens, "__iter__") else (tokens,)
-        counts = tuple(operator.index(n) for n in listed)
+        counts = tuple(_check.integer(n) for n in listed)
     except TypeError:
         counts = ()
     if min(counts, default=0) < 1:

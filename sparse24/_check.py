@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -23,10 +24,17 @@ def shown(value) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
+def integer(value) -> int:
+    """`operator.index`, but for booleans, which it takes for 0 and 1; raises a `TypeError`."""
+    if isinstance(value, bool):
+        raise TypeError("a boolean is no number")
+    return operator.index(value)
+
+
 def pattern(value) -> tuple[int, int]:
     """Return (n, m) of an n:m pattern: n kept elements in every m."""
     try:
-        n, m = (operator.index(x) for x in value)
+        n, m = (integer(x) for x in value)
     except (TypeError, ValueError):
         raise PatternError(
             f"pattern must be a pair (n, m) such as (2, 4), got {shown(value)}"
@@ -39,7 +47,7 @@ def pattern(value) -> tuple[int, int]:
 def axis(value, ndim: int) -> int:
     """Return the axis as a non-negative number."""
     try:
-        number = operator.index(value)
+        number = integer(value)
     except TypeError:
         raise ArgumentError(f"axis must be an integer, got {shown(value)}") from None
     if not -ndim <= number < ndim:
@@ -60,7 +68,7 @@ def matrix_axis(value, ndim: int) -> int:
 def sizes(value, *, argument: str, count: int | None = None, least: int = 0) -> tuple[int, ...]:
     """Return a shape as whole numbers from `least` on; of `count` axes, or of two or more."""
     try:
-        shape = tuple(operator.index(size) for size in value)
+        shape = tuple(integer(size) for size in value)
     except TypeError:
         shape = ()
     fits = len(shape) == count if count is not None else len(shape) >= 2
@@ -175,7 +183,7 @@ def text(value, *, argument: str, such_as: str) -> str:
 def whole(value, *, argument: str, least: int) -> int:
     """Return a whole number, NumPy's included, that is `least` or more."""
     try:
-        found = operator.index(value)
+        found = integer(value)
     except TypeError:
         found = least - 1
     if found < least:
@@ -196,26 +204,10 @@ def is_index(value) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def is_end(value) -> bool:
-    """True for a whole number where a slice begins or ends, also in an array without axes."""
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return not isinstance(value, bool)
-
-
-def is_slice(value) -> bool:
-    """True for a slice of step 1 whose ends are whole numbers, or left out."""
-    if not isinstance(value, slice) or value.step not in (None, 1):
-        return False
-    return all(end is None or is_end(end) for end in (value.start, value.stop))
-
-
 def generator(rng) -> np.random.Generator:
     """A source of randomness from what NumPy takes for one: a generator, a seed or nothing."""
     try:
-        return np.random.default_rng(rng)
+        return np.random.default_rng(integer(rng) if isinstance(rng, bool) else rng)
     except (TypeError, ValueError):
         raise ArgumentError(
             "rng must be a numpy.random.Generator or a seed, a whole number from 0 on, got "
@@ -243,10 +235,11 @@ def number(value, *, argument: str) -> float:
 
 
 def positive(value, *, argument: str) -> float:
-    """Return a number above 0 as a float."""
+    """Return a finite number above 0 as a float."""
     found = number(value, argument=argument)
-    if not found > 0:
-        raise ArgumentError(f"{argument} must be above 0, got {value!r}")
+    if not 0 < found < math.inf:
+        rule = "finite" if found > 0 else "above 0"
+        raise ArgumentError(f"{argument} must be {rule}, got {value!r}")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import tempfile
 from importlib import metadata
 from typing import Any
 
@@ -59,10 +60,17 @@ def show_config(*, mode: str = "print") -> dict[str, dict[str, Any]] | None:
 
 
 def _folder() -> str:
+    """The cache folder, and why nothing can be kept there if that is so."""
     try:
-        return str(user_folder())
+        folder = user_folder()
     except FileNotFoundError as error:
         return f"none: {error}"
+    try:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        tempfile.TemporaryFile(dir=there).close()  # permissions alone do not tell of all that fails
+    except OSError as error:
+        return f"none: {folder} cannot be written to ({error.strerror}); see SPARSE24_CACHE_DIR"
+    return str(folder)
 
 
 def _machine() -> dict[str, Any]:

@@ -106,6 +106,30 @@ def float8_of(x: Any) -> str | None:
     return x.dtype.name if jax_arrays.is_on_gpu(x) else None
 
 
+def with_float8(x: Any, named: Any) -> Any:
+    """The type that a call has named for `x`, or if it names none what `float8_of` tells.
+
+    Raises
+    ------
+    DTypeError
+        If the array is of the other fp8 type than the one that is named.
+    """
+    own = float8_of(x)
+    if own is None or named is None:
+        return named if own is None else own
+    refuse_other(own, named)
+    return named
+
+
+def refuse_other(own: str, named: Any) -> None:
+    """Refuse to name a type for an operand that is of fp8 of another one, itself or as planned."""
+    if _dtypes.lookup(named, argument="the named dtype").name != own:
+        raise DTypeError(
+            f"an operand has dtype {own}, which cannot carry {_check.shown(named)}; name its own "
+            "type, or none, or view its bits as the other one"
+        )
+
+
 def of_float8(x: Any, name: str) -> Any:
     """Bits, as an array of torch or JAX, under the type of fp8 that they are."""
     if _arrays.is_torch(x):

@@ -120,8 +120,7 @@ def matmul(
         _gradients.refuse(out, "out")
         _gradients.refuse_options(c, epilogue, scales)
     if not isinstance(a, OURS) and not isinstance(b, OURS):
-        a_dtype = _foreign.float8_of(a) if a_dtype is None else a_dtype
-        b_dtype = _foreign.float8_of(b) if b_dtype is None else b_dtype
+        a_dtype, b_dtype = _foreign.with_float8(a, a_dtype), _foreign.with_float8(b, b_dtype)
         a, b = _plain_operands.one_sparse(a, b, a_dtype, b_dtype)
     if precision == "full":
         a, b = embedded(a), embedded(b)
@@ -284,7 +283,7 @@ def _refuse_type(x, A, x_dtype) -> None:
     """Raise with the name `x` if a product has refused the type of its left operand."""
     if isinstance(A, SparseArray):
         array, _ = _foreign.take(x, argument="x")
-        named = _foreign.float8_of(x) if x_dtype is None else x_dtype
+        named = _foreign.with_float8(x, x_dtype)
         known = promoted_integers(array, A._dtype, x_dtype, argument="x")
         _arrays.logical_dtype(known, named, argument="x")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign
 from sparse24._errors import ArgumentError, ShapeError
 
 
@@ -19,8 +19,12 @@ def made(like: Any, spec: tuple, named: Any, *, argument: str) -> tuple[Any, Any
     """
     shape, dtype = spec
     axes = shape if isinstance(shape, tuple | list) else (shape,)
+    if dtype is None:  # which NumPy takes for float64
+        raise without_dtype(like, tuple(axes), spec, argument=argument)
     shape = tuple(_check.whole(n, argument=f"a size in {argument}", least=0) for n in axes)
     known = _dtypes.lookup(dtype, argument=f"the dtype in {argument}")
+    if known.is_float8 and named is not None:
+        _foreign.refuse_other(known.name, named)
     if like.device == "cpu":
         return np.zeros(shape, known.logical), named
     with _devices.on_device(like.device):
@@ -60,4 +64,4 @@ def without_dtype(like: Any, shape: tuple, given: Any, *, argument: str) -> Argu
 
 
 def _is_dtype(x: Any) -> bool:
-    return isinstance(x, str | type | np.dtype) or _dtypes.is_torchs(x)
+    return isinstance(x, str | type | np.dtype | None) or _dtypes.is_torchs(x)

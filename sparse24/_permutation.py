@@ -50,8 +50,8 @@ def find_permutation(
         If the weights are not matrices of the same width, scores have another shape, or either
         holds the bits of fp8 or other than real numbers.
     PatternError, ArgumentError
-        If `pattern` is not a valid one, another argument does not fit, scores are negative, or no
-        weights are given.
+        If `pattern` is not a valid one, another argument does not fit, scores or `seconds` are
+        negative, or no weights are given.
 
     See Also
     --------
@@ -72,16 +72,20 @@ def find_permutation(
     """
     n, m = _check.pattern(pattern)
     rounds = _check.whole(rounds, argument="rounds", least=0)
+    patience = np.inf if seconds is None else _check.number(seconds, argument="seconds")
+    if not patience >= 0:  # nor NaN, by which the search would end at once
+        raise ArgumentError(f"seconds must be at least 0, or None for no limit, got {seconds!r}")
     first = next(iter(w), None) if isinstance(w, Sequence) else w
     with _foreign_streams.stream_of(first):
-        return _found(_columns(w, scores), n, m, rounds, seconds, _check.generator(rng))
+        return _found(_columns(w, scores), n, m, rounds, patience, _check.generator(rng))
 
 
-def _found(columns, n: int, m: int, rounds: int, seconds, rng: np.random.Generator) -> np.ndarray:
+def _found(
+    columns, n: int, m: int, rounds: int, patience: float, rng: np.random.Generator
+) -> np.ndarray:
     k = len(columns)
     groups = np.arange(k - k % m).reshape(-1, m)  # column numbers
     search = _deals.Search(columns, n, m)
-    patience = np.inf if seconds is None else _check.number(seconds, argument="seconds")
     stop = time.monotonic() + patience
     for _ in range(rounds if len(groups) > 1 else 0):
         if time.monotonic() > stop:

@@ -197,7 +197,7 @@ def _example(a: Sparse24Array, b_spec, b_dtype):
     if isinstance(b_spec, numbers.Number):
         raise without_dtype(a, (a.shape[-1], b_spec), b_spec, argument="b_spec")
     if not isinstance(b_spec, tuple):
-        own = _foreign.float8_of(b_spec) if b_dtype is None else b_dtype
+        own = _foreign.with_float8(b_spec, b_dtype)
         return _foreign.take(b_spec, argument="b_spec")[0], own
     if len(b_spec) != 2:
         raise ArgumentError(f"b_spec must be an array, or its shape and dtype, got {b_spec!r}")

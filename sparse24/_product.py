@@ -177,8 +177,8 @@ def laid_out(a: Operand24, matrix, out, call: Call, *, from_left: bool) -> LaidO
 
 def with_own_type(call: Call, x) -> Call:
     """The call with the type of `x` named, where the array that stands for it carries bits."""
-    own = None if call.other_dtype is not None else _foreign.float8_of(x)
-    return call if own is None else call._replace(other_dtype=own)
+    named = _foreign.with_float8(x, call.other_dtype)
+    return call if named is call.other_dtype else call._replace(other_dtype=named)
 
 
 def taken(x, a: Operand24, call: Call, argument: str):

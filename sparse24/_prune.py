@@ -128,7 +128,7 @@ def prune(
     array([[1., 0., 2., 0., 5., 0., 0., 1.]])
     """
     own = _foreign.float8_of(x)
-    dtype = own if dtype is None else dtype
+    dtype = _foreign.with_float8(x, dtype)
     with _foreign_streams.stream_of(x):
         given, restore = _foreign.take(x)
         array = _as_numbers(given, dtype)
@@ -201,7 +201,7 @@ activations, damping, channels
            [0, 0, 1, 1],
            [0, 0, 1, 1]])
     """
-    dtype = _foreign.float8_of(x) if dtype is None else dtype
+    dtype = _foreign.with_float8(x, dtype)
     with _foreign_streams.stream_of(x):
         given, restore = _foreign.take(x)
         array = _as_numbers(given, dtype)

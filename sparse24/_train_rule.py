@@ -54,7 +54,7 @@ def checked_rule(gradient: str, transposable: bool, decay: float, seed: int) -> 
     transposable = _check.flag(transposable, argument="transposable")
     if not isinstance(decay, (int, float)):  # torch.compile follows these as they are
         decay = _check.number(decay, argument="decay")
-    if not isinstance(seed, int) or seed < 0:
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         _check.whole(seed, argument="seed", least=0)
     if not 0 <= decay < math.inf:  # NaN is not
         raise ArgumentError(f"decay must be at least 0 and finite, got {decay}")

@@ -12,7 +12,6 @@ from sparse24._schedule.asynchronous import AsyncScheduler
 from sparse24._schedule.core import freeze, observe, step, thaw
 from sparse24._schedule.criteria import (
     Accumulated,
-    Criterion,
     GivenScores,
     GradientMagnitude,
     Magnitude,
@@ -20,6 +19,7 @@ from sparse24._schedule.criteria import (
     RandomScores,
     Taylor,
 )
+from sparse24._schedule.criterion import Criterion
 from sparse24._schedule.distributions import (
     ERK,
     Custom,

@@ -226,6 +226,8 @@ def test_refit_takes_a_mask_and_checks_shapes(rng):
     for damping in (-1.0, 0, np.nan):
         with pytest.raises(s24.ArgumentError, match=f"damping must be above 0, got {damping}"):
             s24.refit(w, w, x, damping=damping)
+    with pytest.raises(s24.ArgumentError, match="damping must be finite, got inf"):
+        s24.refit(w, w, x, damping=np.inf)
 
 
 def test_calibration_refuses_uneven_batches():

@@ -188,6 +188,22 @@ def test_info_says_why_kernels_of_the_cpu_cannot_run(name, value, words):
     assert "CUDA\n" in done.stdout
 
 
+def test_info_says_where_no_compiled_kernels_can_be_kept(tmp_path, monkeypatch, capsys):
+    """Each process would compile them anew, and nobody would know why."""
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    words = {
+        tmp_path / "new" / "below": "cache folder            /",
+        file: f"none: {file} cannot be written to (Not a directory)",
+        file / "below": f"none: {file}/below cannot be written to (Not a directory)",
+        Path("/proc/none"): "none: /proc/none cannot be written to (",
+    }
+    for folder, said in words.items():
+        monkeypatch.setenv("SPARSE24_CACHE_DIR", str(folder))
+        assert said in run(capsys, "info")
+    assert [*tmp_path.iterdir()] == [file]
+
+
 def test_info_names_versions(capsys):
     text = run(capsys, "info")
     assert s24.__version__ in text

@@ -8,7 +8,7 @@ import numba
 import pytest
 
 from sparse24._errors import UnsupportedError
-from sparse24.kernels import _numba
+from sparse24.kernels import _numba, _numba_cache
 
 
 def double(x):
@@ -17,7 +17,7 @@ def double(x):
 
 def test_kernels_are_cached_outside_the_package(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
-    assert _numba.cache_folder() == tmp_path / "numba"
+    assert _numba_cache.cache_folder() == tmp_path / "numba"
     assert _numba.njit(double)(4) == 8
     assert list((tmp_path / "numba").rglob("*double*.nbc"))
 
@@ -45,7 +45,7 @@ def test_kernels_run_where_a_full_disk_keeps_nothing(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(_numba._Files, "_save_index", full)
+    monkeypatch.setattr(_numba_cache.Files, "_save_index", full)
     assert kernel(4) == 8
 
 
@@ -62,9 +62,9 @@ def test_a_relative_cache_folder_does_not_move(tmp_path, monkeypatch):
 
 def test_an_empty_name_of_the_cache_folder_is_none(monkeypatch):
     monkeypatch.setenv("SPARSE24_CACHE_DIR", "")
-    named = _numba.cache_folder()
+    named = _numba_cache.cache_folder()
     monkeypatch.delenv("SPARSE24_CACHE_DIR")
-    assert named == _numba.cache_folder()
+    assert named == _numba_cache.cache_folder()
 
 
 def test_an_unwritable_cache_folder_is_no_error(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -255,6 +256,8 @@ def test_numbers_of_ranks_and_rows_are_checked():
         D.in_threads(0)
     with pytest.raises(ArgumentError, match="timeout must be above 0, got 0"):
         D.in_threads(1, timeout=0)
+    with pytest.raises(ArgumentError, match="timeout must be finite, got inf"):
+        D.in_threads(2, timeout=math.inf)
     with pytest.raises(ArgumentError, match="m must be a whole number from 0 on, got -1"):
         D.row_block(-1, 0, 1)
     with pytest.raises(ArgumentError, match="rank must be below size, 2, got 2; ranks count"):

@@ -198,6 +198,11 @@ def test_a_plan_without_a_type_says_what_it_wants():
         s24.plan(a, tuple(np.array([16, 3])))
     with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\), got 3$"):
         s24.plan(a, 3)
+    for call in (s24.plan, s24.explain):
+        with pytest.raises(
+            s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\), got .*None"
+        ):
+            call(a, ((16, 3), None))
     with pytest.raises(s24.ArgumentError, match="a size in b_spec must be a whole number from 0"):
         s24.plan(a, ((16, -3), "float32"))
     assert s24.plan(a, ([16, 3], "float32")).execute(np.ones((16, 3), np.float32)).shape == (8, 3)

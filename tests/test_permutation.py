@@ -160,6 +160,9 @@ def test_refusals(rng):
             s24.find_permutation(w, rounds=rounds)
     with pytest.raises(s24.ArgumentError, match="seconds must be a number, got 'a'"):
         s24.find_permutation(w, seconds="a")
+    for seconds in (np.nan, -1.0):  # of which no time would be searched
+        with pytest.raises(s24.ArgumentError, match=f"seconds must be at least 0, .* {seconds}"):
+            s24.find_permutation(w, seconds=seconds)
     with pytest.raises(s24.DTypeError, match="w holds uint8"):
         s24.find_permutation(w.astype(np.uint8))
     for scores in (w[:, :4], w[:1]):

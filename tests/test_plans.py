@@ -9,7 +9,7 @@ import pytest
 from planner_cases import problem
 
 import sparse24 as s24
-from sparse24 import _arrays, _dispatch, _planner, _storage, _tuning_cache
+from sparse24 import _arrays, _dispatch, _named_operands, _planner, _storage, _tuning_cache
 from sparse24._arrays import to_numpy
 from sparse24._records import PLAIN
 
@@ -62,6 +62,14 @@ def test_plans_take_fp8_as_such_or_as_bits(rng, out_order):
     np.testing.assert_array_equal(by_bits.execute(bits), a @ b)
     with pytest.raises(s24.DTypeError, match="b_dtype"):
         s24.plan(a, bits)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_spec_of_fp8_agrees_with_the_named_type(device):
+    """Refused before the device is asked for memory, of which the bits do not tell their type."""
+    a, spec = SimpleNamespace(device=device), ((32, 8), "float8_e4m3fn")
+    with pytest.raises(s24.DTypeError, match="dtype float8_e4m3fn, which cannot carry 'float8_e5m"):
+        _named_operands.made(a, spec, "float8_e5m2", argument="b_spec")
 
 
 def test_plans_tell_what_is_chosen_once_their_product_was_tuned(monkeypatch):

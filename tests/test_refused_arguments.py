@@ -144,6 +144,29 @@ def test_nonsense_is_named():
             call()
 
 
+def test_a_boolean_is_no_number():
+    """Python takes True for 1, as a flag given in the wrong place would be."""
+    a, w = s24.random((4, 8), rng=0), np.ones((4, 8))
+    for call, words in (
+        (lambda: s24.advise((64, 64), tokens=True), "tokens must be positive whole numbers, got T"),
+        (lambda: s24.advise((64, 64), tokens=(1, True)), "tokens must be positive whole numbers"),
+        (lambda: s24.prune(w, axis=True), "axis must be an integer, got True"),
+        (lambda: a.transpose(True, 0), r"axes must be \(1, 0\), got \(True, 0\)"),
+        (lambda: s24.hybrid(w).explain(True), "n must be a whole number from 1 on, got True"),
+        (lambda: s24.find_permutation(w, rounds=True), "rounds must be a whole number from 0 on"),
+        (lambda: s24.prune(w, pattern=(True, 4)), r"pattern must be a pair \(n, m\) such as"),
+        (lambda: s24.random((True, 8)), r"shape must be \(..., m, k\), whole numbers from 0 on"),
+        (lambda: s24.explain(a, ((8, True), "float32")), "a size in b must be a whole number"),
+        (
+            lambda: functional.linear_backward(w[:, :4], functional.linear(w, w)[1], seed=True),
+            "seed must be a whole number from 0 on",
+        ),
+        (lambda: schedule.ConstantScheduler(0.5, every=True), "every must be a whole number"),
+    ):
+        with pytest.raises(s24.Sparse24Error, match=words):
+            call()
+
+
 def test_relative_error_does_not_broadcast():
     with pytest.raises(s24.ShapeError, match=r"actual must have the shape of exact, \(8, 4\)"):
         testing.relative_error(np.ones(4), np.ones((8, 4)))
@@ -186,7 +209,7 @@ def test_messages_show_no_whole_arrays(call):
     assert len(str(caught.value)) < 250
 
 
-@pytest.mark.parametrize("rng", ["seed", -1, 1.5])
+@pytest.mark.parametrize("rng", ["seed", -1, 1.5, True])
 def test_a_source_of_randomness_is_named(rng):
     for call in (
         lambda: s24.random((4, 8), rng=rng),

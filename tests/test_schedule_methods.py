@@ -207,6 +207,14 @@ def test_a_factor_is_one_number(wrong, rng):
         S.sr_ste_gradient(w, w, w > 0, decay=wrong)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
+def test_a_decay_is_refused_as_in_the_layers(wrong, rng):
+    w = rng.normal(size=(8, 32))
+    with pytest.raises(ArgumentError, match=f"decay must be at least 0 and finite, got {wrong}"):
+        S.sr_ste_gradient(w, w, w > 0, decay=wrong)
+    assert S.sr_ste_gradient(w, w, w > 0, decay=np.array(wrong)).shape == w.shape  # is not read
+
+
 def test_mvue_is_unbiased_two_four_and_of_least_variance(rng):
     g = rng.normal(size=(4, 16)).astype(np.float32)
     g[0, :4] = [3, 0, 0, 0]

@@ -110,6 +110,18 @@ def test_states_of_distributed_checkpoints_are_taken_and_set():
     assert (int(other[0].clock), int(other[2].clock)) == (0, 1)
 
 
+def test_states_of_wrapped_models_are_set_in_the_model_itself():
+    """As `docs/how_to/several_gpus.rst` says; to wrappers torch passes on no `clock`, `masked`."""
+    net, other = (st.sparsify(model(), {"*": {"gradient": "ste_sampled"}}) for _ in range(2))
+    net[0].set_mask(torch.ones_like(net[0].weight, dtype=torch.bool).tril(), way="masked")
+    net[2](torch.ones(4, net[2].in_features)).sum().backward()  # draws a sample
+    wrapped = torch.compile(other)
+    state = dcp.get_model_state_dict(torch.compile(net))
+    assert state.keys() == net.state_dict().keys()
+    dcp.set_model_state_dict(wrapped._orig_mod, state)
+    assert (other[0].masked, int(other[2].clock)) == (True, 1)
+
+
 def test_hooks_run_in_the_layer_that_takes_the_place():
     layer, x = layer_and_input()
     seen = []

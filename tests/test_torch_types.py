@@ -160,6 +160,28 @@ def test_a_product_that_travels_as_bits_is_of_torchs_type(fp8_as_bits, name, by_
     assert s24.matmul(A, x).dtype == torch.bfloat16
 
 
+def test_bits_are_not_read_as_another_type_than_the_tensors(fp8_as_bits):
+    """Those of e4m3 as e5m2, say: on a GPU that went unnoticed."""
+    (A, x), name = two_four_and_tokens(torch.float8_e4m3fn), "float8_e5m2"
+    As, _ = two_four_and_tokens(torch.float8_e4m3fn, 2)
+    for call in (
+        lambda: s24.matmul(A, x, b_dtype=name),
+        lambda: s24.matmul(x.T, A.T, a_dtype=name),
+        lambda: s24.matmul(x.T, x, a_dtype=name),
+        lambda: s24.linear(x.T.contiguous(), A, x_dtype=name),
+        lambda: s24.grouped_matmul(As, x, offsets=[0, 1, 4], b_dtype=name),
+        lambda: s24.plan(A, x, b_dtype=name),
+        lambda: s24.plan(A, x.to(torch.float8_e5m2)).execute(x),
+        lambda: s24.explain(A, x, b_dtype=name),
+        lambda: s24.prune(x, dtype=name),
+        lambda: s24.mask(x, dtype=name),
+    ):
+        with pytest.raises(DTypeError, match=r"float8_e4m3fn.* cannot carry .*float8_e5m2"):
+            call()
+    want = s24.matmul(A, x)
+    assert torch.equal(s24.matmul(A, x, b_dtype=torch.float8_e4m3fn), want)
+
+
 def test_a_grouped_product_that_travels_as_bits_is_of_torchs_type(fp8_as_bits):
     kind = torch.float8_e4m3fn
     As, x = two_four_and_tokens(kind, 2)

@@ -18,7 +18,7 @@ from sparse24._schedule.arrays import (
     tree_sum,
     working,
 )
-from sparse24._schedule.criteria import Memory
+from sparse24._schedule.criterion import Memory
 from sparse24._schedule.distributions import Distribution, fill, round_to_total, sizes_of
 
 

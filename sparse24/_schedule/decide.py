@@ -5,7 +5,8 @@ from __future__ import annotations
 from sparse24 import _check
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._schedule.arrays import check_layer, copied, namespace, ranked, working
-from sparse24._schedule.criteria import Magnitude, Memory, Observation
+from sparse24._schedule.criteria import Magnitude
+from sparse24._schedule.criterion import Memory, Observation
 from sparse24._schedule.growers import NoGrowth
 from sparse24._schedule.patterns import Turnover
 from sparse24._schedule.records import Array, Arrays, Recipe, State

@@ -15,7 +15,7 @@ from typing import Any
 from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24._schedule.arrays import check_part, check_share, floor_count
-from sparse24._schedule.criteria import Memory, Observation
+from sparse24._schedule.criterion import Memory, Observation
 
 Shapes = Mapping[str, tuple[int, ...]]
 Reduce = Callable[[Any], Any]

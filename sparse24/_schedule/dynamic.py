@@ -11,7 +11,8 @@ from sparse24._errors import ArgumentError
 from sparse24._schedule import state as schedule_state
 from sparse24._schedule.adaptive import Adaptive, LayerWiseAdapter
 from sparse24._schedule.arrays import check_part, check_share
-from sparse24._schedule.criteria import Criterion, GradientMagnitude, Magnitude
+from sparse24._schedule.criteria import GradientMagnitude, Magnitude
+from sparse24._schedule.criterion import Criterion
 from sparse24._schedule.distributions import Distribution
 from sparse24._schedule.growers import Grower, NoGrowth
 from sparse24._schedule.initial import init

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from sparse24 import _arrays, _check, _dtypes, _spec
 from sparse24._compress_records import compress_rows
-from sparse24._errors import DTypeError
+from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Operand24
 from sparse24._schedule.arrays import (
     Array,
@@ -47,7 +49,7 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     ShapeError, DTypeError
         If the three differ in shape or library, or `decay` is an array of several.
     ArgumentError
-        If `decay` is not a number.
+        If `decay` is not a number, or a negative one, NaN or infinity; of an array it is not read.
 
     Examples
     --------
@@ -71,6 +73,8 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
         _check.same_shape(array.shape, weight.shape, argument=name, other="weight")
     xp = namespace(gradient, weight, mask)
     check_factor(decay, "decay")
+    if not _check.is_an_array(decay) and not 0 <= decay < math.inf:
+        raise ArgumentError(f"decay must be at least 0 and finite, got {decay!r}")
     dtype = _common(xp, gradient, weight)
     gradient, weight = (xp.astype(x, dtype, copy=False) for x in (gradient, weight))
     decayed = gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)

@@ -17,7 +17,7 @@ from sparse24._schedule.arrays import (
     unless_overflowed,
     without_overflow,
 )
-from sparse24._schedule.criteria import Memory, Observation
+from sparse24._schedule.criterion import Memory, Observation
 
 
 class Grower:

@@ -9,7 +9,8 @@ from typing import Any
 from sparse24 import _check
 from sparse24._errors import ArgumentError, PatternError
 from sparse24._schedule.arrays import check_part
-from sparse24._schedule.criteria import Criterion, Magnitude, Memory
+from sparse24._schedule.criteria import Magnitude
+from sparse24._schedule.criterion import Criterion, Memory
 from sparse24._schedule.distributions import Distribution, Uniform
 from sparse24._schedule.growers import Grower, NoGrowth
 from sparse24._schedule.patterns import Pattern, Unstructured
