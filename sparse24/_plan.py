@@ -66,8 +66,8 @@ class MatmulPlan:
     def execute(self, b, out=None):
         """Multiply by an array of the shape, dtype, order and alignment of the plan.
 
-        Any other `b` is multiplied as by `matmul`.  Enqueues on CuPy's current stream
-        and does not wait.
+        Any other `b` is multiplied as by `matmul` with the options of the plan, of which the type
+        of fp8 is one.  Enqueues on CuPy's current stream and does not wait.
 
         Parameters
         ----------
