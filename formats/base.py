@@ -204,11 +204,16 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
     def __matmul__(self, other):
         _gradients.refuse(other)
-        return self._multiply(other)
+        left, right = one_dense(self, other)
+        return self._multiply(right) if left is self else right._multiply_from_left(left)
 
     def __rmatmul__(self, other):
         _gradients.refuse(other)
         return self._multiply_from_left(other)
+
+    def _stays_sparse_beside(self, other: SparseArray) -> bool:
+        """Whether `other` is made dense in a product of both, be it the left or the right one."""
+        return False
 
     def dot(self, other):
         """``self @ other``."""
@@ -272,6 +277,20 @@ def densified(x: Any) -> Any:
             "A.tocsr() @ m.tocsr(), is sparse"
         )
         raise
+
+
+def one_dense(a: Any, b: Any) -> tuple[Any, Any]:
+    """Two operands, one of two sparse ones made dense if the other has to stay as it is.
+
+    Where neither has to, both are returned as they were, and the one that multiplies makes the
+    other dense.
+    """
+    if isinstance(b, Refusals) and isinstance(a, SparseArray) and isinstance(b, SparseArray):
+        if b._stays_sparse_beside(a):
+            return a.toarray(), b
+        if a._stays_sparse_beside(b):
+            return a, b.toarray()
+    return a, b
 
 
 def _unpickled(kind: type[SparseArray], fields: tuple, device: str) -> SparseArray:
