@@ -260,7 +260,7 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
         )
     plain = bias is None and activation is None
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
-    both = isinstance(x, SparseArray)  # of which `matmul` makes one dense
+    both = isinstance(x, SparseArray) or _arrays.is_sparse_matrix(x)  # `matmul` makes one dense
     if isinstance(A, HybridArray) and scales is dtype is x_dtype is None and not both:
         call = NO_OPTIONS if plain else NO_OPTIONS._replace(epilogue=epilogue)
         return hybrid_products.linear(A, x, call)

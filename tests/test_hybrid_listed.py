@@ -275,10 +275,12 @@ def test_beside_another_sparse_operand_the_larger_one_stays_sparse(rng, other):
     else:
         few = s24.compress(w, on_excess="prune", **options[other])
     h, left = s24.hybrid(m), few.toarray()
-    for product in (few @ h, s24.matmul(few, h), np.matmul(few, h)):
-        assert np.array_equal(product, left @ m)
-    for product in (h @ few.T, s24.matmul(h, few.T), s24.linear(h, few)):
-        assert np.array_equal(product, m @ left.T)
+    for large in (h, m, m.tocsc()):  # SciPy's, too
+        for product in (few @ large, s24.matmul(few, large)):
+            assert np.array_equal(product, left @ m)
+        for product in (large @ few.T, s24.matmul(large, few.T), s24.linear(large, few)):
+            assert np.array_equal(product, m @ left.T)
+    assert np.array_equal(np.matmul(few, h), left @ m)
     twice = s24.matmul(few, h, np.empty_like(left), alpha=2.0, epilogue=s24.Epilogue(bias=1.0))
     assert np.array_equal(twice, 2 * (left @ m) + 1)
     assert s24.explain(few, h).chosen == s24.explain(h, few.T).chosen == "cpu"
