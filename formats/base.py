@@ -203,11 +203,17 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
     def __matmul__(self, other):
         _gradients.refuse(other)
-        return self._multiply(other)
+        left, right = one_dense(self, other)
+        return self._multiply(right) if left is self else right._multiply_from_left(left)
 
     def __rmatmul__(self, other):
         _gradients.refuse(other)
-        return self._multiply_from_left(other)
+        left, right = one_dense(other, self)
+        return right._multiply_from_left(left) if right is self else left._multiply(right)
+
+    def _stays_sparse_beside(self, other: SparseArray) -> bool:
+        """Whether `other` is made dense in a product of both, be it the left or the right one."""
+        return False
 
     def dot(self, other):
         """``self @ other``."""
@@ -271,6 +277,25 @@ def densified(x: Any) -> Any:
             "A.tocsr() @ m.tocsr(), is sparse"
         )
         raise
+
+
+def one_dense(a: Any, b: Any) -> tuple[Any, Any]:
+    """Two operands, one of two sparse ones made dense if the other has to stay as it is.
+
+    Where neither has to, or they do not fit, both are returned as they were; the one that
+    multiplies makes the other dense.
+    """
+    if type(a) is np.ndarray or type(b) is np.ndarray:
+        return a, b
+    left = convert.as_hybrid(a, b.size) if isinstance(b, SparseArray) else a
+    right = convert.as_hybrid(b, a.size) if isinstance(a, SparseArray) else b
+    both = isinstance(left, SparseArray) and isinstance(right, SparseArray)
+    if both and left.shape[-1] == right.shape[-2]:
+        if right._stays_sparse_beside(left):
+            return left.toarray(), right
+        if left._stays_sparse_beside(right):
+            return left, right.toarray()
+    return a, b
 
 
 def _unpickled(kind: type[SparseArray], fields: tuple, device: str) -> SparseArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ FLOAT32 = _dtypes.TABLE["float32"]
 # What SciPy's and cupyx's sparse arrays take; other types go through float32.
 _SCIPY_KINDS = "biufc"
 _CUPYX_TYPES = ("bool", "float32", "float64", "complex64", "complex128")
+# Operands of a product that are made dense: those of few elements, or with one non-zero in so many.
+_SMALL = 1 << 22
+_NEARLY_EMPTY = 20
 _AT_A_TIME = 1 << 18  # dense elements among which places are found together
 
 
@@ -52,6 +56,20 @@ def checked(m: Any, *, argument: str) -> Any:
             "example with scipy.sparse.coo_array, which checks indices"
         ) from error
     return rows
+
+
+def as_hybrid(m: Any, size: int) -> Any:
+    """A large, nearly empty SciPy matrix of more than `size` elements as a `HybridArray`.
+
+    All else is returned as it is: to make it dense takes less time than to build the other.
+    """
+    if not _arrays.is_scipy_sparse(m) or m.ndim != 2 or m.dtype not in _dtypes.LOGICAL:
+        return m
+    if math.prod(m.shape) <= max(size, _SMALL, _NEARLY_EMPTY * m.nnz):
+        return m
+    from sparse24.formats.hybrid import HybridArray
+
+    return HybridArray.build(checked(m, argument="the operand"))
 
 
 def seen_anew(csr: Any) -> Any:

@@ -58,6 +58,9 @@ class HybridArray(HybridStorage):
     def _multiply_from_left(self, x):
         return self.T._multiply_rows(x)
 
+    def _stays_sparse_beside(self, other):  # the dense matrix of a graph finds no room
+        return self.is_less_as_csr and self.size > other.size
+
     def _multiply_rows(self, x):
         """``x @ self.T``; the transpose is not built."""
         return hybrid_products.multiply_rows(self, x)

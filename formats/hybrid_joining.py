@@ -13,6 +13,7 @@ from sparse24.formats import convert
 from sparse24.formats.hybrid_listed import of_each
 from sparse24.formats.hybrid_stored import HybridStored
 from sparse24.formats.joining import check_type_and_device, names_of, refuse_options
+from sparse24.formats.refusals import Refusals
 from sparse24.kernels.csr import CsrRows
 
 
@@ -37,9 +38,10 @@ def stack(matrices: Any, /, axis: int = 0, **options: Any) -> Any:
 
 def _check_alike(first: HybridStored, matrix: Any, kept: int) -> None:
     if not isinstance(matrix, HybridStored):
+        dense = ".toarray()" if isinstance(matrix, Refusals) else ""  # of a format of sparse24
         raise DTypeError(
             "numpy.concatenate joins hybrid matrices with one another, got "
-            f"{type(matrix).__name__}; make one of it with sparse24.hybrid(...)"
+            f"{type(matrix).__name__}; make one of it with sparse24.hybrid(x{dense})"
         )
     check_type_and_device(first, matrix, "numpy.concatenate")
     if matrix.shape[kept] != first.shape[kept]:

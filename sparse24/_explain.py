@@ -24,7 +24,7 @@ from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
 from sparse24._staging import Variant
 from sparse24.formats import hybrid_products, n_m_products
-from sparse24.formats.base import SparseArray, densified
+from sparse24.formats.base import SparseArray, densified, one_dense
 from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.two_four import Sparse24Array
@@ -121,6 +121,7 @@ def _with_arrays(a, b, a_dtype, b_dtype):
 def explained(a, b, out, call: Call) -> Explanation:
     """What `explain` says of a call whose options have been checked."""
     a, b = embedded(a), embedded(b)
+    a, b = one_dense(a, b) if call.algorithm == "auto" else (a, b)
     from_left = not isinstance(a, Sparse24Array)
     operand, other = (b, a) if from_left else (a, b)
     if isinstance(operand, Sparse24Array):

@@ -17,7 +17,7 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._promotion import promoted_integers
 from sparse24.formats import hybrid_products
-from sparse24.formats.base import SparseArray
+from sparse24.formats.base import SparseArray, one_dense
 from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.two_four import Sparse24Array
@@ -133,6 +133,7 @@ def matmul(
     call = NO_OPTIONS if call.is_plain else call
     if precision != "full":
         return _other_formats.in_tf32(precision, a, b, out, call)
+    a, b = one_dense(a, b) if algorithm == "auto" else (a, b)
     if isinstance(a, Sparse24Array):
         return a._multiply(b, out, call)
     if isinstance(b, Sparse24Array):
@@ -258,7 +259,8 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
         )
     plain = bias is None and activation is None
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
-    if isinstance(A, HybridArray) and scales is dtype is x_dtype is None:
+    both = isinstance(x, SparseArray) or _arrays.is_sparse_matrix(x)  # `matmul` makes one dense
+    if isinstance(A, HybridArray) and scales is dtype is x_dtype is None and not both:
         call = NO_OPTIONS if plain else NO_OPTIONS._replace(epilogue=epilogue)
         return hybrid_products.linear(A, x, call)
     try:

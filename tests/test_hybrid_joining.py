@@ -83,6 +83,8 @@ def test_what_does_not_fit_is_refused(rng):
     h = made(drawn(rng, (8, 16), 0.5))
     with pytest.raises(s24.DTypeError, match="with one another, got ndarray; make one of it"):
         np.concatenate([h.toarray(), h])
+    with pytest.raises(s24.DTypeError, match=r"got Sparse24Array; .*hybrid\(x\.toarray\(\)\)"):
+        np.concatenate([h, s24.random(h.shape)])
     with pytest.raises(s24.DTypeError, match=r"float32 and float16; convert with .astype"):
         np.concatenate([h, h.astype("float16")])
     with pytest.raises(s24.ShapeError, match=r"differ in axis 0 only, got shapes \(8, 16\) and"):

@@ -119,6 +119,15 @@ def test_a_weight_that_is_made_before_each_call_is_refused():
     assert list(st.sparse_layers(st.sparsify(net, {"*": {}}))) == ["0", "2", "3"]
 
 
+@pytest.mark.parametrize("way", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_a_parametrized_weight_is_refused_with_what_folds_it(way):
+    layer = getattr(torch.nn.utils.parametrizations, way)(torch.nn.Linear(8, 8))
+    with pytest.raises(ArgumentError, match=r"weight of layer .*remove_parametrizations\(layer"):
+        st.SparseLinear.from_dense(layer)
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert st.SparseLinear.from_dense(layer).weight is layer.weight
+
+
 @pytest.mark.parametrize("rules", [None, {"*": {"soft": True}}])
 def test_a_model_without_layers_to_mask_is_refused(rules):
     net = model() if rules is None else st.sparsify(model(), rules)

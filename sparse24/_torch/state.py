@@ -22,6 +22,8 @@ def check_dense(layer) -> None:
     """Refuse what is no linear layer with a weight of its own."""
     if not isinstance(layer, torch.nn.Linear):
         raise ArgumentError(f"layer must be a torch.nn.Linear, got {_check.shown(layer)}")
+    if is_parametrized(layer, "weight"):
+        check_handed(layer)  # names the function that folds it
     if "weight" not in layer._parameters:  # of torch.nn.utils.prune, say: made in a hook
         sources = ", ".join(n for n in layer._parameters if n != "bias")
         raise ArgumentError(
