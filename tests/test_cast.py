@@ -134,6 +134,20 @@ def test_what_float32_does_not_hold_is_rounded_to_odd():
     np.testing.assert_array_equal(bits, np.array(expected, np.uint32))
 
 
+def test_rounding_to_odd_of_any_bits(rng, monkeypatch):
+    """As by its definition; NumPy's `nextafter` would take most of the time."""
+    x = rng.integers(0, 1 << 64, 1 << 16, dtype=np.uint64).view(np.float64)
+    x = np.concatenate([x, rng.standard_normal(1 << 12) * 10.0 ** rng.integers(-50, 40, 1 << 12)])
+    x = x[~np.isnan(x)].reshape(2, -1)
+    with np.errstate(over="ignore"):
+        near = x.astype(np.float32)
+    cut = np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
+    expected = cut.view(np.uint32) | (cut != x)
+    monkeypatch.setattr(np, "nextafter", lambda *_: pytest.fail("one by one"))
+    np.testing.assert_array_equal(reference_arrays.to_odd(x).view(np.uint32), expected)
+    np.testing.assert_array_equal(reference_arrays.to_odd(x.T).T.view(np.uint32), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.stem("cast")
 @pytest.mark.parametrize("name", [n for n in _dtypes.NAMES if n not in ("float32", "float64")])
