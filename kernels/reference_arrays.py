@@ -60,9 +60,9 @@ def to_odd(x: np.ndarray) -> np.ndarray:
     """
     with np.errstate(over="ignore"):
         near = x.astype(np.float32)
-    cut = np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
-    inexact = (cut != x) & ~np.isnan(x)
-    return (cut.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32)
+    cut = near.view(np.uint32) - (np.abs(near) > np.abs(x))  # the next one towards zero
+    inexact = (near < x) | (near > x)  # not so of NaN
+    return (cut | inexact).view(np.float32)
 
 
 def _to_whole(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -20,6 +20,7 @@ from sparse24 import (
     _foreign,
     _gradients,
     _record_parts,
+    _row_blocks,
     _storage,
 )
 from sparse24._dtypes import DType
@@ -28,6 +29,7 @@ from sparse24._records import Compressed24
 
 WORK = _dtypes.TABLE["float32"]  # for types in which NumPy or CuPy do not compute
 _OF_SIGNS = (np.negative, np.absolute)
+_BY_FLOAT32 = (np.multiply, np.divide)  # what NumPy computes of float16 in float32, and rounds
 
 
 def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
@@ -143,17 +145,51 @@ def of_values(ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: D
     if np.ndim(factor) == 0 and _is_looked_up(values, dtype):
         of_each = of_values(ufunc, _storage.every(dtype), dtype, factor, result)
         return of_each.take(values.view(dtype.storage))
+    made = _as_halves(ufunc, values, dtype, factor, result)
+    if made is None:
+        made = _computed(ufunc, values, dtype, factor, result)
     xp = _arrays.namespace(values)
-    work = result if is_native(result) else WORK
-    wide = values if work is dtype else _storage.converted(values, dtype, work)
-    operands = (wide,) if factor is None else (wide, _in_work(factor, work))
-    with _without_news(dtype, factor):
-        made = getattr(xp, ufunc.__name__)(*operands)
-    made = made if work is result else _storage.converted(made, work, result)
     kept = _arrays.not_zero(values, dtype) & _arrays.not_zero(made, result)
     bits = made.view(result.storage)
     made = xp.where(kept, bits, bits.dtype.type(0)).view(made.dtype)  # nor is -0.0 stored
     return _storage.in_rows(made)
+
+
+def _computed(ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: DType) -> Any:
+    """`ufunc` of values, in the type of the result where NumPy computes in it."""
+    work = result if is_native(result) else WORK
+    wide = values if work is dtype else _storage.converted(values, dtype, work)
+    operands = (wide,) if factor is None else (wide, _in_work(factor, work))
+    with _without_news(dtype, factor):
+        made = getattr(_arrays.namespace(values), ufunc.__name__)(*operands)
+    return made if work is result else _storage.converted(made, work, result)
+
+
+def _as_halves(
+    ufunc: np.ufunc, values: Any, dtype: DType, factor: Any, result: DType
+) -> np.ndarray | None:
+    """The same in float16 on the CPU, sooner than by NumPy's loops.
+
+    None of other types and functions, of few values, and where NumPy may have to warn.
+    """
+    if result.name != "float16" or ufunc not in _BY_FLOAT32 or _arrays.is_cupy(values):
+        return None
+    if values.size <= _storage.WORTH_DECODING:
+        return None
+    factor = _in_work(factor, result)
+    if np.ndim(factor):
+        by = _storage.converted(np.ascontiguousarray(factor), result, WORK)
+    else:
+        by = factor.astype(np.float32)
+    by, made = np.broadcast_to(by, values.shape), np.empty(values.shape, result.logical)
+    for rows in _row_blocks.blocks_of_rows(values.shape):
+        wide = _storage.converted(values[rows], dtype, WORK)
+        with np.errstate(all="ignore"):
+            ufunc(wide, by[rows], out=wide)
+        if not _storage.fit_halves(wide):
+            return None
+        _storage.store_halves(wide, made[rows])
+    return made
 
 
 def _without_news(dtype: DType, factor: Any) -> np.errstate:

@@ -128,10 +128,13 @@ def converted(x: Any, own: DType, wanted: DType) -> Any:
 
 def _converted_on_cpu(x: np.ndarray, own: DType, wanted: DType) -> np.ndarray:
     """By NumPy, unless there are many elements that something else converts sooner."""
-    if _is_decoded(own, wanted) and x.size > _WORTH_DECODING:
+    if _is_decoded(own, wanted) and x.size > WORTH_DECODING:
         from sparse24.kernels import cpu_decode
 
         return cpu_decode.decoded(x, own).astype(wanted.logical, copy=False)
+    is_narrowed = own.name == "float32" and wanted.name == "float16" and x.size > WORTH_DECODING
+    if is_narrowed and fit_halves(x):
+        return store_halves(x, np.empty_like(x, wanted.logical))
     if _is_looked_up(own, wanted) and x.size > 1 << 8 * own.itemsize:
         return _table(own, wanted).take(x.view(own.storage))
     from sparse24.kernels import reference
@@ -139,8 +142,25 @@ def _converted_on_cpu(x: np.ndarray, own: DType, wanted: DType) -> np.ndarray:
     return reference.to_dtype(x, wanted.logical)
 
 
+def fit_halves(x: np.ndarray) -> bool:
+    """Whether NumPy makes float16 of float32 without a warning, and there is no NaN.
+
+    Of NaN it keeps the bits.
+    """
+    return bool(x.max() < _TOO_LARGE and x.min() > -_TOO_LARGE)
+
+
+def store_halves(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """float32 that fits float16 as float16 in `out`, in a tenth of NumPy's time."""
+    from sparse24.kernels import cpu_epilogue
+
+    cpu_epilogue.store(x, out)
+    return out
+
+
 # Elements from which on loops of ours win over NumPy's, which take 2 to 8 ns for each float16.
-_WORTH_DECODING = 1 << 12
+WORTH_DECODING = 1 << 12
+_TOO_LARGE = 65520.0  # what rounds to infinity in float16
 
 
 def _is_decoded(own: DType, wanted: DType) -> bool:

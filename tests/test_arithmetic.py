@@ -13,7 +13,7 @@ from arithmetic_cases import MAKERS, OF_HYBRID, SHAPE, dense_of
 from hybrid_cases import KINDS, with_kinds
 
 import sparse24 as s24
-from sparse24 import _arrays, _dtypes
+from sparse24 import _arrays, _dtypes, _elementwise
 from sparse24.kernels import reference
 
 
@@ -263,6 +263,29 @@ def test_no_factor_makes_a_hybrid_matrix_dense(name, rng, monkeypatch):
     for got, factor in zip(made, factors, strict=True):
         assert_is(got, expected(np.multiply, dense, factor))
     assert_is(turned, expected(np.multiply, dense, factors[0]).T)
+
+
+@pytest.mark.parametrize("ufunc", [np.multiply, np.divide])
+def test_many_halves_are_scaled_in_float32(ufunc, rng, monkeypatch):
+    """As NumPy does, one by one."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    small = np.abs(every) < 2048
+    a = s24.compress(np.where(small, every, 0).reshape(256, 256), on_excess="prune")
+    dense = a.toarray()
+    factors = [2, 0.3, np.float16(-7.1), np.int8(9)]
+    factors += [rng.uniform(0.1, 8, shape).astype(np.float16) for shape in (256, (256, 1))]
+    wanted = [expected(ufunc, dense, factor) for factor in factors]
+    monkeypatch.setattr(_elementwise, "_computed", lambda *_: pytest.fail("by NumPy"))
+    for factor, want in zip(factors, wanted, strict=True):
+        assert_is(a * factor if ufunc is np.multiply else a / factor, want)
+
+
+def test_many_halves_warn_as_numpy_does():
+    a = s24.compress(np.tile(np.array([60000, 60000, 0, 0], np.float16), (128, 32)))
+    with pytest.warns(RuntimeWarning, match="overflow encountered in multiply"):
+        assert np.isinf((a * 2).values).all()
+    with pytest.warns(RuntimeWarning, match="divide by zero encountered in divide"):
+        assert np.isinf((a / np.zeros((128, 1), np.float16)).values).all()
 
 
 def test_factors_of_torch(rng):

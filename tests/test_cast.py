@@ -62,6 +62,40 @@ def test_many_halves_and_8_bit_floats_are_widened_by_our_loops(monkeypatch, sour
         np.testing.assert_array_equal(got, given.astype(np.float32))
 
 
+def around_halves() -> np.ndarray:
+    """All float16 that are finite, the middle of neighbours, and what lies next to these."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    exact = np.sort(every[np.isfinite(every)].astype(np.float32))
+    middle = (exact[:-1] + exact[1:]) / 2
+    points = np.concatenate([exact, middle])
+    beside = [np.nextafter(points, np.float32(side)) for side in (-np.inf, np.inf)]
+    return np.concatenate([points, *beside, [-0.0]], dtype=np.float32)
+
+
+def test_much_float32_is_narrowed_to_halves_by_our_loops(monkeypatch):
+    row, wanted = _dtypes.TABLE["float32"], _dtypes.TABLE["float16"]
+    x = np.resize(around_halves(), (768, 16, 32))
+    expected = x.astype(np.float16)
+    monkeypatch.setattr(reference, "to_dtype", lambda *_: pytest.fail("by NumPy"))
+    for given, want in ((x, expected), (x.T, expected.T), (x[:, ::2], expected[:, ::2])):
+        got = _storage.converted(given, row, wanted)
+        assert got.dtype == np.float16
+        np.testing.assert_array_equal(got.view(np.uint16), want.copy("K").view(np.uint16))
+
+
+def test_halves_out_of_range_and_nan_are_those_of_numpy():
+    row, wanted = _dtypes.TABLE["float32"], _dtypes.TABLE["float16"]
+    x = np.ones(1 << 14, np.float32)
+    for strange in (0x7FC12345, 0xFFC54321, 0x7F800000, 0xFF800000):  # NaN, infinities
+        x[77] = np.uint32(strange).view(np.float32)
+        got = _storage.converted(x, row, wanted)
+        np.testing.assert_array_equal(got.view(np.uint16), x.astype(np.float16).view(np.uint16))
+    for large in (65520, -65520, 1e30):
+        x[77] = large
+        with pytest.warns(RuntimeWarning, match="overflow encountered in cast"):
+            assert np.isinf(_storage.converted(x, row, wanted)).sum() == 1
+
+
 def halves(row) -> tuple[np.ndarray, np.ndarray]:
     """float64 numbers beside the middle of two neighbours of a narrow type, and the nearer one."""
     bits = np.arange(1 << 8 * row.itemsize - 1, dtype=row.storage)
@@ -98,6 +132,20 @@ def test_what_float32_does_not_hold_is_rounded_to_odd():
     expected = [0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 1, 0, 0x80000000,
                 0x3FC00000, 0x3F800001]  # fmt: skip
     np.testing.assert_array_equal(bits, np.array(expected, np.uint32))
+
+
+def test_rounding_to_odd_of_any_bits(rng, monkeypatch):
+    """As by its definition; NumPy's `nextafter` would take most of the time."""
+    x = rng.integers(0, 1 << 64, 1 << 16, dtype=np.uint64).view(np.float64)
+    x = np.concatenate([x, rng.standard_normal(1 << 12) * 10.0 ** rng.integers(-50, 40, 1 << 12)])
+    x = x[~np.isnan(x)].reshape(2, -1)
+    with np.errstate(over="ignore"):
+        near = x.astype(np.float32)
+    cut = np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
+    expected = cut.view(np.uint32) | (cut != x)
+    monkeypatch.setattr(np, "nextafter", lambda *_: pytest.fail("one by one"))
+    np.testing.assert_array_equal(reference_arrays.to_odd(x).view(np.uint32), expected)
+    np.testing.assert_array_equal(reference_arrays.to_odd(x.T).T.view(np.uint32), expected)
 
 
 @pytest.mark.gpu

@@ -37,6 +37,24 @@ def test_epilogue(rng, name, activation):
         np.testing.assert_allclose(got, right, rtol=tolerance, atol=3 * tolerance)
 
 
+class WithoutPower(np.ndarray):
+    def __pow__(self, exponent, modulo=None):
+        pytest.fail(f"by NumPy's power, which takes long of float32: {exponent}")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu_tanh", "silu"])
+def test_activations_take_no_powers(rng, dtype, activation):
+    x = np.concatenate([rng.standard_normal(4096) * 4, [0, 1e30, -1e30, np.inf]]).astype(dtype)
+    with np.errstate(over="ignore"):
+        got = np.asarray(reference.activate(x.view(WithoutPower), activation))
+        want = reference.activate(x.astype(np.longdouble), activation)
+    assert got.dtype == dtype
+    step = np.finfo(dtype).eps
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(got, want.astype(dtype), rtol=8 * step, atol=16 * step)
+
+
 @pytest.mark.parametrize("result", ["int8", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
 def test_narrow_results_saturate_and_round_to_even(rng, result):
     _, values, metadata, b = operands(rng, 8, 64, 40, "float32")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import array_api_compat.numpy
+import ml_dtypes
 import numpy as np
 import pytest
 
 from sparse24 import schedule as S
-from sparse24._schedule import largest, transposable
+from sparse24._schedule import arrays, largest, transposable
 
 PATTERNS = (S.Unstructured(), S.Transposable24(), S.Elastic((4, 8)), S.Block((2, 2)))
 
@@ -99,3 +101,36 @@ def test_torch_chooses_tiles_where_it_records_operations(how, rng):
     else:
         recorded = torch.func.functionalize(choose)
     np.testing.assert_array_equal(recorded(torch.from_numpy(second)).numpy(), choose(second))
+
+
+DTYPES = ("int8", "bool", "float16", ml_dtypes.bfloat16, "float32", "float64", "complex64", ">f4")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(96, 64), (6000,), (3, 70, 41), (7, 5), (0, 8)])
+def test_selected_elements_are_those_of_where(dtype, shape, rng):
+    x, y = rng.integers(0, 256, (2, *shape, 16), np.uint8)
+    x, y = (np.ascontiguousarray(part[..., : np.dtype(dtype).itemsize]) for part in (x, y))
+    x, y = ((part & 1 if dtype == "bool" else part).view(dtype).reshape(shape) for part in (x, y))
+    mask, zero = np.asarray(rng.random(shape) < 0.5), np.zeros((), x.dtype)
+    turned = tuple(part.T for part in (mask, x, y)), tuple(part[..., ::2] for part in (mask, x, y))
+    given = [(mask, x, y), (mask, x, zero), (mask, zero, x), *turned]
+    for case in given:
+        got, want = arrays.select(*case), np.where(*case)
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        assert got.tobytes() == want.tobytes()
+
+
+def test_a_mask_may_be_a_view_of_other_bytes(rng):
+    bytes_ = rng.integers(0, 256, (80, 64), np.uint8) * rng.integers(0, 2, (80, 64), np.uint8)
+    w = rng.normal(size=(80, 64)).astype(np.float32)
+    np.testing.assert_array_equal(S.apply_masks(w, bytes_.view(bool)), np.where(bytes_, w, 0))
+
+
+@pytest.mark.parametrize("apply", [S.apply_masks, lambda w, mask: S.sr_ste_gradient(w, w, mask)])
+def test_masks_without_a_pattern_are_applied_without_branches(apply, rng, monkeypatch):
+    """NumPy's `where` has one for each element."""
+    w, mask = rng.normal(size=(128, 64)).astype(np.float32), rng.random((128, 64)) < 0.5
+    want = apply(w, mask)
+    monkeypatch.setattr(array_api_compat.numpy, "where", lambda *_: pytest.fail("by NumPy"))
+    np.testing.assert_array_equal(apply(w, mask), want)

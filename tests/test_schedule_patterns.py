@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import array_api_compat.numpy
 import numpy as np
 import pytest
 from schedule_cases import PATTERNS
@@ -194,6 +197,29 @@ def test_levels_are_optimal_among_tiles(rng):
         if a + b == 5
     }
     assert (scores * mask).sum() == pytest.approx(max(value.values()))
+
+
+def fours(rng):
+    """All orders of four, ties, zeros of both signs, infinities and other numbers, in rows."""
+    orders = list(itertools.product([0.0, 1.0, 2.0, np.inf], repeat=4))
+    rows = [*orders, *itertools.permutations([0.0, -0.0, -1.0, 3.0]), *rng.normal(size=(40, 4))]
+    return np.array(rows, np.float32)
+
+
+def test_fours_in_order(rng):
+    rows = fours(rng)
+    found = np.stack(largest.fours_from_the_largest(rows), axis=-1)
+    np.testing.assert_array_equal(found, np.sort(rows, axis=-1)[:, ::-1])
+
+
+@pytest.mark.parametrize("pattern", [S.Elastic((4, 8)), S.TileHybrid((4, 8))])
+def test_levels_sort_no_rows_of_four(pattern, rng, monkeypatch):
+    """NumPy takes longer for that than for all else."""
+    scores = fours(rng).reshape(40, 32)
+    want = pattern.mask(scores, 0.6)
+    monkeypatch.setattr(np, "sort", None)
+    monkeypatch.setattr(array_api_compat.numpy, "sort", None)
+    np.testing.assert_array_equal(pattern.mask(scores, 0.6), want)
 
 
 @pytest.mark.parametrize("pattern", [S.Elastic((4, 8), least=2), S.TileHybrid((4, 8), empty=False)])

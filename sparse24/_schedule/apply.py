@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
-from sparse24._schedule.arrays import Array, namespace, select
+from sparse24._schedule.arrays import Array, level, namespace, select
 
 
 def apply_masks(weights, masks):
@@ -84,4 +84,4 @@ def _masked(weight: Array, mask: Array, name: str) -> Array:
             f"{type(weight).__name__}, got {type(mask).__name__}; convert it first"
         )
     xp = namespace(weight)
-    return select(xp.astype(mask, xp.bool, copy=False), weight, xp.zeros_like(weight))
+    return select(xp.astype(mask, xp.bool, copy=False), weight, level(weight, 0))

@@ -15,13 +15,14 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from sparse24 import _arrays, _check
+from sparse24 import _arrays, _check, _row_blocks
 from sparse24._errors import ArgumentError, DTypeError, PatternError, ShapeError
 from sparse24.kernels import reference
 
 Array = Any
 # Sums of scores stay finite if each score is at most finfo.max / HEADROOM.
 HEADROOM = 2.0**24
+_SELECTED_BY_BITS = 1 << 12  # elements from which on that takes less time than NumPy's `where`
 
 
 def namespace(*arrays: Array):
@@ -71,13 +72,39 @@ def ranked(scores: Array) -> Array:
 def select(mask: Array, x: Array, otherwise: Array) -> Array:
     """``where(mask, x, otherwise)`` for two arrays of one dtype, and in that dtype.
 
-    CuPy's has no bfloat16 and gives float32, so there the bits are selected.
+    One of them may be a `level`.
+
+    CuPy's has no bfloat16 and gives float32, so there the bits are selected; so are those of many
+    elements of NumPy, whose ``where`` guesses wrong at each place of a mask without a pattern.
     """
     xp = namespace(x)
+    if _is_selected_by_bits(mask, x, otherwise):
+        found = np.empty_like(x if x.ndim else otherwise)
+        ours, others = (np.broadcast_to(part, mask.shape) for part in (x, otherwise))
+        for rows in _row_blocks.blocks_of_rows(mask.shape):
+            _select_bits(mask[rows], ours[rows], others[rows], found[rows])
+        return found
     if not _arrays.is_cupy(x) or x.dtype.isbuiltin == 1:
         return xp.where(mask, x, otherwise)
     bits = np.dtype(f"u{x.dtype.itemsize}")
     return xp.where(mask, x.view(bits), otherwise.view(bits)).view(x.dtype)
+
+
+def _select_bits(mask: np.ndarray, x: np.ndarray, otherwise: np.ndarray, out: np.ndarray) -> None:
+    bits = np.dtype(f"i{x.dtype.itemsize}")
+    ones = (mask.view(np.int8) != 0).view(np.int8)  # a view of other bytes may hold more than 1
+    found, other = np.negative(ones, dtype=bits), otherwise.view(bits)  # all bits, or none
+    found &= x.view(bits) ^ other
+    np.bitwise_xor(found, other, out=out.view(bits))
+
+
+def _is_selected_by_bits(mask: Array, x: Array, otherwise: Array) -> bool:
+    if not type(mask) is type(x) is type(otherwise) is np.ndarray or mask.dtype != bool:
+        return False
+    if x.dtype != otherwise.dtype or not x.dtype.isnative or x.dtype.itemsize not in (1, 2, 4, 8):
+        return False
+    shapes = {x.shape, otherwise.shape} - {()}
+    return shapes == {mask.shape} and mask.size > _SELECTED_BY_BITS
 
 
 def bounded(x: Array, limit: float) -> Array:

@@ -13,9 +13,11 @@ from sparse24._schedule.arrays import (
     check_factor,
     check_floats,
     join_groups,
+    level,
     namespace,
     random_key,
     ranked,
+    select,
     split_groups,
     tree_sum,
     uniform,
@@ -77,7 +79,7 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
         raise ArgumentError(f"decay must be at least 0 and finite, got {decay!r}")
     dtype = _common(xp, gradient, weight)
     gradient, weight = (xp.astype(x, dtype, copy=False) for x in (gradient, weight))
-    decayed = gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
+    decayed = gradient + decay * select(mask, level(weight, 0), weight)
     return xp.astype(decayed, dtype, copy=False)  # of bfloat16 NumPy makes float32
 
 

@@ -101,6 +101,23 @@ def top(scores: Array, keep: int) -> Array:
     return xp.reshape(best, scores.shape)
 
 
+# Pairs of places which, exchanged where they are out of order one after another, sort four.
+_EXCHANGES = ((0, 1), (2, 3), (0, 2), (1, 3), (1, 2))
+
+
+def fours_from_the_largest(x: Array) -> list[Array]:
+    """The largest elements of groups of four (..., 4), then the second largest, and so on.
+
+    None may be NaN.  NumPy takes seven times as long to sort rows of four.
+    """
+    xp = namespace(x)
+    column = [x[..., i] for i in range(4)]
+    for i, j in _EXCHANGES:
+        larger = xp.maximum(column[i], column[j])
+        column[i], column[j] = larger, xp.minimum(column[i], column[j])
+    return column
+
+
 def ranks_in_groups(scores: Array, group: int) -> Array:
     """Rank, 0 is best, of each element in its group along the last axis: (..., groups, group).
 

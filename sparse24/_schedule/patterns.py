@@ -23,6 +23,7 @@ from sparse24._schedule.arrays import (
     namespace,
     plain,
     ranked,
+    select,
 )
 from sparse24._schedule.largest import ranks_in_groups, top
 
@@ -127,8 +128,7 @@ def by_kernel(weight: Array, **options) -> Array | None:
 
 def _survivors(units: Array, keep: int, grown: int, active: Array) -> Array:
     """The best `keep - grown` of the active units."""
-    xp = namespace(units)
-    return top(xp.where(active, units, level(units, -math.inf)), keep - grown)
+    return top(select(active, units, level(units, -math.inf)), keep - grown)
 
 
 def _choose_exactly(units: Array, keep: int, turnover: Turnover | None) -> Array:
@@ -138,7 +138,7 @@ def _choose_exactly(units: Array, keep: int, turnover: Turnover | None) -> Array
     active = int(xp.sum(xp.astype(turnover.active, xp.int32)))
     grown = max(keep - active, floor_count(turnover.share, min(keep, active)))
     survivors = _survivors(units, keep, grown, turnover.active)
-    growth = xp.where(survivors, level(turnover.growth, -math.inf), turnover.growth)
+    growth = select(survivors, level(turnover.growth, -math.inf), turnover.growth)
     return survivors | top(growth, grown)
 
 
@@ -238,13 +238,13 @@ class NM(Pattern):
         """Survivors, the best of at most n in a group, beat the rest; other slots go by growth."""
         xp = namespace(units)
         lowest = level(units, -math.inf)
-        best = ranks_in_groups(xp.where(turnover.active, units, lowest), self.m) < self.n
+        best = ranks_in_groups(select(turnover.active, units, lowest), self.m) < self.n
         alive = turnover.active & join_groups(best, units.shape[-1])  # of a dense mask, n a group
         keep = int(xp.sum(xp.astype(alive, xp.int32)))
         grown = floor_count(turnover.share, keep)
         survivors = _survivors(units, keep, grown, alive)
         growth = bounded(turnover.growth, float(xp.finfo(turnover.growth.dtype).max))
-        return xp.where(survivors, level(growth, math.inf), growth)
+        return select(survivors, level(growth, math.inf), growth)
 
     def of_magnitudes(self, weight):
         return by_kernel(weight, pattern=(self.n, self.m), axis=self.axis)

@@ -21,7 +21,7 @@ from sparse24._schedule.arrays import (
     summable,
     tree_sum,
 )
-from sparse24._schedule.largest import on_host, ranks_in_groups, top
+from sparse24._schedule.largest import fours_from_the_largest, on_host, ranks_in_groups, top
 from sparse24._schedule.patterns import Pattern, Unstructured, check_axis, check_has_axis
 
 
@@ -183,12 +183,12 @@ class _Levels(Pattern):
     def _chosen(self, units, sparsity):
         xp = namespace(units)
         matrix, tile = as_matrix(units), self._tile(units.shape)
-        ordered = xp.sort(split_groups(matrix, _spec.GROUP, 0.0), axis=-1)
+        ordered = fours_from_the_largest(split_groups(matrix, _spec.GROUP, 0.0))
         gains = []
         for low, high in itertools.pairwise(self.levels):
-            gain = ordered[..., _spec.GROUP - 1 - low]
+            gain = ordered[low]
             for place in range(low + 1, high):
-                gain = gain + ordered[..., _spec.GROUP - 1 - place]
+                gain = gain + ordered[place]
             gains.append(tree_sum(split_tiles(gain, (tile[0], tile[1] // _spec.GROUP))))
         gains = xp.stack(gains, axis=-1)  # (tile rows, tiles in a row, steps)
         steps_down, _ = self._zero_steps(units.shape, sparsity)
