@@ -285,7 +285,7 @@ def one_dense(a: Any, b: Any) -> tuple[Any, Any]:
     Where neither has to, or they do not fit, both are returned as they were; the one that
     multiplies makes the other dense.
     """
-    if type(a) is np.ndarray or type(b) is np.ndarray:
+    if not (hasattr(type(a), "tocsr") and hasattr(type(b), "tocsr")):  # at once of dense arrays
         return a, b
     left = convert.as_hybrid(a, b.size) if isinstance(b, SparseArray) else a
     right = convert.as_hybrid(b, a.size) if isinstance(a, SparseArray) else b

@@ -59,7 +59,7 @@ class HybridArray(HybridStorage):
         return self.T._multiply_rows(x)
 
     def _stays_sparse_beside(self, other):  # the dense matrix of a graph finds no room
-        return self.is_less_as_csr and self.size > other.size
+        return self._is_mostly_zeros and self.size > other.size
 
     def _multiply_rows(self, x):
         """``x @ self.T``; the transpose is not built."""

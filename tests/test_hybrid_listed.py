@@ -264,7 +264,7 @@ def test_a_graph_of_a_million_nodes_takes_the_memory_of_csr(rng, xp):
 
 
 @pytest.mark.parametrize("other", ["24", "3:7", "hybrid"])
-def test_beside_another_sparse_operand_the_larger_one_stays_sparse(rng, other):
+def test_beside_another_sparse_operand_the_larger_one_stays_sparse(rng, other, xp):
     n = 1_000_000  # of which a dense matrix would take 4 TB
     places = rng.integers(0, n, 3 * n), rng.integers(0, n, 3 * n)
     m = scipy.sparse.csr_array((np.ones(3 * n, np.float32), places), (n, n))
@@ -274,13 +274,17 @@ def test_beside_another_sparse_operand_the_larger_one_stays_sparse(rng, other):
         few = s24.hybrid(w)
     else:
         few = s24.compress(w, on_excess="prune", **options[other])
-    h, left = s24.hybrid(m), few.toarray()
-    for large in (h, m, m.tocsc()):  # SciPy's, too
+    left = few.toarray()
+    h = s24.hybrid(m)
+    if xp is not np:
+        h, few = h.to_device("cuda"), few.to_device("cuda")
+    for large in (h, m, m.tocsc()) if xp is np else (h,):  # SciPy's, too
         for product in (few @ large, s24.matmul(few, large)):
-            assert np.array_equal(product, left @ m)
+            assert np.array_equal(to_numpy(product), left @ m)
         for product in (large @ few.T, s24.matmul(large, few.T), s24.linear(large, few)):
-            assert np.array_equal(product, m @ left.T)
-    assert np.array_equal(np.matmul(few, h), left @ m)
-    twice = s24.matmul(few, h, np.empty_like(left), alpha=2.0, epilogue=s24.Epilogue(bias=1.0))
-    assert np.array_equal(twice, 2 * (left @ m) + 1)
-    assert s24.explain(few, h).chosen == s24.explain(h, few.T).chosen == "cpu"
+            assert np.array_equal(to_numpy(product), m @ left.T)
+    assert np.array_equal(to_numpy(np.matmul(few, h)), left @ m)
+    fused = {"alpha": 2.0, "epilogue": s24.Epilogue(bias=1.0)}
+    assert np.array_equal(to_numpy(s24.matmul(few, h, **fused)), 2 * (left @ m) + 1)
+    explained = s24.explain(few, h).chosen, s24.explain(h, few.T).chosen
+    assert explained == (("cpu",) if xp is np else ("csr",)) * 2
