@@ -5,6 +5,8 @@
 //   begins  [PANELS][units] + 1   first step of a unit's part in a panel
 //   heights [units]               rows of a unit, a power of two up to HEIGHT
 //   rows    [units][HEIGHT]       numbers of a unit's rows, then -1; rows of a unit are of similar length
+//   b       [k, n]                any strides; what B_LOAD says (include/gather_lines.cuh)
+//   out     [m, n]                any strides
 //
 // A panel is 4096 columns of A and the matching 4096 rows ("lines") of b, COLUMNS elements each, which are kept in
 // shared memory.  A unit is some rows of A, the fewer the longer they are, so that all units take about the same time;

@@ -49,8 +49,8 @@ constexpr int kSlabs = SPAN / 32, kHeader = SPAN / 128 * 384, kPitch = 128;
 constexpr unsigned kLowPair = 0x4, kHighPairs = 0xEEEEEEEE;
 #include "stream_quads.cuh"
 
-// Writes units[strip][chunk], the size of every chunk in units of 16 bytes.  A warp takes one chunk; grid (chunks,
-// strips).
+// Of a matrix w (m, k), whose rows are contiguous and `pitch` elements apart: writes units[strip][chunk], the size of
+// every chunk in units of 16 bytes.  A warp takes one chunk; grid (chunks, strips).
 extern "C" __global__ void __launch_bounds__(32)
 measure(const Element* w, Count m, Count k, Count pitch, unsigned* units) {
     int words = 0, low = 0, high = 0;
