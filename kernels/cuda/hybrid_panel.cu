@@ -2,7 +2,7 @@
 //
 //   values  [steps][32 lanes][4]  elements; 0 is padding
 //   places  [steps][32 lanes][4]  uint16: column within its panel; padding points at lines of zeros
-//   begins  [panels][units] + 1   4 times the first step of a unit's part in a panel, plus the number of turns
+//   begins  [panels][units] + 1   bits 2-31: the first step of a unit's part in a panel; bits 0-1: the number of turns
 //                                 (include/panel_mma.cuh) in that part's last step, modulo 4
 //   heights [units]               rows of a unit, a power of two
 //   rows    [units][kHeight]      numbers of a unit's rows, then -1; rows of a unit are of similar length

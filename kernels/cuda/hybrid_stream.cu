@@ -12,7 +12,7 @@
 //
 // Layout.  A strip of 16 rows is cut into chunks of SPAN columns.  A chunk is
 //
-//   for every 128 columns   codes [lane][2 words], kinds [lane][1 word: 2 bits for each quad of the four slabs]
+//   for every 128 columns   codes [lane][2 words], kinds [lane][1 word: quad q of slab s has bits 8 s + 2 q and next]
 //   then                    rows of 32 words, one for each lane, as many rows as the fullest lane needs
 //
 // A lane reads words from the first row on, and singles from the last row back: the low halves of its words there for
