@@ -181,7 +181,8 @@ def warp_starts(cost: np.ndarray, order: np.ndarray, cuts: np.ndarray, config: C
     Returns
     -------
     ndarray of uint32, shape (warps of all blocks, most chunks + 1)
-        Warps by block, block of the cluster, part, strip; zeros where there is no strip.
+        Warps by row block, block of those that share it (`splits`), part and strip; zeros where
+        there is no strip.
     """
     chunks = cost.shape[1]
     offsets = np.concatenate([[0], np.cumsum(cost, dtype=np.int64)])

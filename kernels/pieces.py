@@ -1,10 +1,10 @@
 """float32 operands as sections of bfloat16 pieces; launcher of ``cuda/sparse_split.cu``.
 
-A float32 number is the sum of three bfloat16 pieces.  A product of two is the sum of six
-products of pieces, and of terms below 2**-24 of it.  The Hopper kernel takes three sections,
-one for each piece, and multiplies them crosswise.  ``split_mma`` takes six, whose products
-follow one another along a six times longer k; there every section of the sparse operand has
-the places of its non-zeros.
+A float32 number is the sum of three bfloat16 pieces.  A product of two is the sum of six products
+of pieces, and of terms that are left out: together at most 2**-22 of it, and on average as large as
+its rounding.  The Hopper kernel takes three sections, one for each piece, and multiplies them
+crosswise.  ``split_mma`` takes six, whose products follow one another along a six times longer k;
+there every section of the sparse operand has the places of its non-zeros.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ MOST_OF_PEAK = 0.85  # on chips whose tensor cores are slower than what is above
 EIGHT_BITS = 1.6  # times as many multiply-adds
 EMULATED = 0.5  # times as many, of float8
 CHIP = {"sms": 132, "bandwidth": 4.2e12, "clock_hz": 1.98e9}  # that `configs` sorts for
-# Blocks that share a tile along K; only where each has four stages or more, and all blocks together
-# are at most four waves of an H200's 132 multiprocessors.
+# Blocks that share a tile along K; only where each has four stages or more, and their number times
+# that of all blocks is at most 528, four waves of an H200's 132 multiprocessors.
 _SPLITS = (1, 2, 4, 8)
 _RATES = {replace(tile, split=split): rate for tile, rate in _TILES.items() for split in _SPLITS}
 COMPILE_CHECKS = tuple(

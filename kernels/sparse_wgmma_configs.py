@@ -23,7 +23,7 @@ class Config:
     block_m, block_n : int
         Tile of the result.
     consumers : int
-        Warpgroups that multiply; each owns ``block_m / consumers`` rows.
+        Warpgroups that multiply; each owns ``block_m / consumers`` rows, with `pingpong` all.
     spans : int
         128-byte columns of b in a stage: 1 is 64 elements of 16 bits along k, or 128 of 8.
     cluster : int

@@ -9,11 +9,12 @@
 //   float32 and rounded to ELEMENT; the two largest magnitudes of every four y stay.
 //   activate_rows      stores them as ELEMENT; threads take pieces as in piece.cuh.
 //   activate_quantise  stores them as e4m3: value = y * (448 / amax) and scale = amax / 448,
-//                      with amax the largest |y| of the row, NaN left out, and both factors 1
-//                      where amax < 2^-100.  WARPS warps share a row and hold it in registers, each
-//                      PIECES times 256 columns, a lane eight neighbouring ones of every 256.  Rows
-//                      that do not fit (LONG_ROWS) are read twice.  The maximum over the row's
-//                      warps is an atomicMax in shared memory, on bits, which order as integers.
+//                      with amax the largest |y| of the row, NaN left out.  Both factors are 1
+//                      where amax < 2^-100, and 0 and infinity where it is infinite.  WARPS warps
+//                      share a row and hold it in registers, each PIECES times 256 columns, a lane
+//                      eight neighbouring ones of every 256.  Rows that do not fit (LONG_ROWS) are
+//                      read twice.  The maximum over the row's warps is an atomicMax in shared
+//                      memory, on bits, which order as integers.
 //
 // Metadata of activate_quantise is in the 8-bit order, of activate_rows in the 16-bit one
 // (packed_layout.cuh).

@@ -5,6 +5,8 @@
 //
 // For products that another library has computed.  Neighbouring threads take neighbours in a row.
 //
+// Macros: ACCUMULATOR OUTPUT, and those of epilogue.cuh.
+//
 // Reference: reference.apply_epilogue.  Launcher: kernels/dense.py.
 #include "epilogue.cuh"
 

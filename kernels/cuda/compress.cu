@@ -12,7 +12,8 @@
 // RULE 0 keeps the two largest magnitudes, 1 the two best scores, 2 what the mask says, 3 the
 // non-zeros.  VALUES 0 writes no values.  Memory-bound: bfloat16 moves 3.125 bytes for each element.
 //
-// CHOSEN_ALIGNED says that four neighbours of `chosen` can be read at once.
+// Macros: ELEMENT RULE ALIGNMENT VALUES METADATA PACKED; SCORE, the type of scores; CHOSEN_ALIGNED, whether four
+// neighbours of `chosen` can be read at once.
 //
 //   compress_rows     ALIGNMENT of rows in bytes, or 0 for any strides.  Every thread compresses
 //                     pieces by itself (piece.cuh), without shared memory.
@@ -161,7 +162,8 @@ extern "C" __global__ void __launch_bounds__(128) compress_rows(PARAMETERS) {
     const Place<ITEM> place(m, k);
     const long long groups = (k + 3) / 4, metadata_bytes = (k + 7) / 8;
     Excess excess;
-    // Pieces whose loads are in flight together: 128 bytes for each thread; more would cost registers.
+    // Pieces whose loads are in flight together: 128 bytes for each thread (8-byte elements: 256); more would cost
+    // registers.
     constexpr int ahead = ITEM <= 2 ? Place<ITEM>::pieces : 1;
 
 #pragma unroll 1

@@ -5,12 +5,13 @@
 //   out    [batch, m, k]  elements, or bool where they are not zero (MASK 1)         (written)
 //
 //   decompress_rows     any strides of `out`; OUT_ALIGNMENT 16 says that rows are contiguous
-//                       and start on 16-byte boundaries, 0 says nothing.  A thread writes 16 bytes
-//                       of a row at a time (`Line` in codes.cuh).
+//                       and start on 16-byte boundaries, 0 says nothing.  A thread takes elements
+//                       of 16 bytes of a row at a time, of 8-byte elements 32 (`Line` in codes.cuh).
 //   decompress_columns  m is the contiguous axis of `out`, 4-byte aligned (8-byte elements: 8).  The
 //                       stored elements are transposed in shared memory; see tile.cuh.
 //   pack, unpack        canonical metadata to packed and back, bit for bit; pieces of piece.cuh.
 //
+// Macros: ELEMENT CODES MASK OUT_ALIGNMENT.
 // Reference: reference.decompress, pack_metadata, unpack_metadata.  Launcher: kernels/decompress.py.
 #include "codes.cuh"
 #include "tile.cuh"

@@ -7,7 +7,7 @@
 //   out      [m, n]                            m contiguous, columns on 16-byte boundaries; the last (written)
 //                                              16 bytes of a column are written whole, with any bits behind m
 //
-// The epilogue is that of epilogue.cuh, with a bias and scales [groups, m] of rows, and scales [n] of columns.
+// The epilogue is that of epilogue.cuh, with a bias and scales [groups, rows of A] of rows, and scales [n] of columns.
 //
 // GATED: A[g] has 2 m rows, first those of a gate, then those that it gates.  With x = A[g] @ b, after scales and bias,
 // out = activation(x[:m]) * x[m:].  The first half of a tile's rows are of the gate, the second half are the rows that

@@ -6,6 +6,10 @@
 //   pieces    [pieces]     a row of kPiece elements or more, and the number of a piece of it
 //   listed    [rows]       with LISTED: where the elements of a row begin, how many there are, and its number; longest
 //                          rows first, but in order if their lengths have as many bits
+//   b         [k, n]       columns side by side, rows any distance apart
+//   out       [m, n]       any strides
+//   shared                 where pieces of a row pass on their sums (struct Shared)
+//   cuts                   how rows and columns are dealt to blocks (struct Cuts)
 //
 // A team of lanes * split threads takes a row and WIDE * lanes * VECTOR columns of the result: each lane has WIDE
 // times VECTOR adjacent columns, lanes * VECTOR apart, and a split-th of the row's elements, for which it reads vectors
@@ -13,9 +17,9 @@
 // listed, and every range of the list has a `split` of its own, so that all threads of a block have about as much to
 // do, and longer rows begin first.
 //
-// Rows that are too long for a block are cut into pieces, each for a block; these come before all others.  Pieces of a
-// row pass their sums through global memory, and the block that is the last to do so adds them in order.  So sums are
-// added in an order that depends on the sizes alone: the same bits every time.
+// Of listed rows, those of kPiece elements or more are cut into pieces, each for a block; these come before all
+// others.  Pieces of a row pass their sums through global memory, and the block that is the last to do so adds them in
+// order.  So sums are added in an order that depends on the sizes alone: the same bits every time.
 //
 // The first elements are loaded before the kernel waits for the preceding one in the stream (programmatic.cuh).
 // Bound by the reads of b, from the L2 cache: itemsize * n for each element, but at least 32 bytes.

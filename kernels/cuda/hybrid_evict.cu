@@ -19,7 +19,8 @@
 // A stage is 64 columns.  In a strip the blocks that stay come first, then the slots.
 //
 // A thread block of `evict` takes a block of a strip: its threads collect the rows of the columns in shared memory, and
-// sixteen of them choose for a group each.  One of `pack`, a single warp, takes a strip; one of `fill` an atom.
+// sixteen of them choose for a group each.  One of `pack`, a single warp, takes a strip; one of `fill` an atom, of the
+// strip that `strip_of_atom` [atoms] names.
 //
 // Reference: kernels/reference_evict.py.  Launcher: kernels/hybrid_evict.py.
 using u64 = unsigned long long;

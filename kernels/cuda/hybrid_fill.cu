@@ -1,10 +1,13 @@
 // hybrid_fill: survey the 64x64 tiles of a matrix, and fill those of its block-hybrid form.
 //
-//   nonzeros, overflow [bands, across]     non-zeros of a tile, and those beyond two in a group
+//   survey  nonzeros, overflow [bands, across]  non-zeros of a tile, and those beyond two in a group  (written)
+//   fill    a (hybrid_tile.cuh)                 kinds of tiles, and where what they hold begins       (read)
+//                                               values, codes, spill and places                       (written)
 //
-// A block takes one tile (grid = tiles across, bands).  -DROWS says how the matrix is read: DenseRows or CsrRows, of
-// which a block reads the elements of its tile alone.  -DMAGNITUDE has all bits set but the sign (int8: all), so that
-// -0.0 counts as a zero.
+// A block takes one tile (grid = tiles across, bands).
+//
+// Macros: WORD (hybrid_tile.cuh); ROWS, how the matrix is read: DenseRows or CsrRows, of which a block reads the elements
+// of its tile alone; MAGNITUDE, all bits but the sign (int8: all), so that -0.0 counts as a zero.
 //
 // Reference: kernels/cpu_hybrid.py and kernels/cpu_hybrid_csr.py, whose arrays these equal bit for bit.
 // Launcher: kernels/hybrid_fill.py.

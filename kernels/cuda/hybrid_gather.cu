@@ -1,10 +1,16 @@
 // hybrid_gather: A @ b for a very sparse 16-bit A and up to 16 columns: every non-zero reads its line of b.
 //
-//   words   [steps][32 lanes][4]  bits 16-31: element; bits 4-15: column within its panel, so that bits 0-15 are its
-//                                 offset among lines of 16 bytes; padding is a zero element
+//   words   [steps][32 lanes][4]  an element and its column (below); padding is a zero element
 //   begins  [PANELS][units] + 1   first step of a unit's part in a panel
 //   heights [units]               rows of a unit, a power of two up to HEIGHT
 //   rows    [units][HEIGHT]       numbers of a unit's rows, then -1; rows of a unit are of similar length
+//   b       [k, n]                any strides; what B_LOAD says (include/gather_lines.cuh)
+//   out     [m, n]                any strides
+//
+//   bits of a word   31 .. 16   15 .. 4                   3 .. 0
+//                    element    column within its panel   0
+//
+// So bits 0 to 15 are the offset of a column's line, if lines have 16 bytes.
 //
 // A panel is 4096 columns of A and the matching 4096 rows ("lines") of b, COLUMNS elements each, which are kept in
 // shared memory.  A unit is some rows of A, the fewer the longer they are, so that all units take about the same time;

@@ -3,12 +3,17 @@
 //   bits    [m, k]                the matrix; columns contiguous, rows `pitch` apart
 //   words, begins, heights, rows  as in hybrid_gather.cu; words are written, the others are read
 //
-// A part of a unit, in one panel, is ordered by one warp, of which lane i knows the elements of bank i: those of columns
-// i, i + 32, ...; as a mask for every row.  Slots (the same word of all lanes) are filled one after the other, and in each
-// the lanes in a changing order.  A lane takes an element of its row whose line of b has banks that no lane before it
-// needs at the same time: of the eight lanes that read lines of 16 bytes at once, or else it passes, if its row has slots
-// to spare; then, if it can choose, of the 16 lanes that read lines of 8 bytes and of all 32; then of the bank of which
-// its row has the most left.  A lane that passes reads a line that another of the eight reads.
+// A part of a unit, in one panel, is ordered by one warp.  Its lane i knows the elements of bank i, those of columns i,
+// i + 32, ..., as a mask for every row.  Slots (the same word of all lanes) are filled one after the other, and in a slot
+// one lane after the other, in an order that changes from slot to slot.  A lane takes an element of its row
+//
+//   1. of a bank that is free among the eight lanes that read lines of 16 bytes at once; if there is none, it passes
+//      where its row has slots to spare, and otherwise any bank will do;
+//   2. of these, one whose bank is free among the 16 lanes that read lines of 8 bytes at once, and among all 32 lanes,
+//      which read lines of 4 bytes: both rather than one, and one rather than none;
+//   3. of these, one of the bank of which its row has the most left.
+//
+// A lane that passes reads a line that another of the eight reads.
 //
 // Shared memory, for each warp: masks [32 rows][4][32 banks], counts [32 rows][32 banks], then the columns of a slot.
 // The bound is the choice, which a warp makes for one element after the other; parts are ordered side by side.

@@ -1,7 +1,13 @@
 // hybrid_list: list the elements of a block-hybrid matrix row by row, as CSR has them.
 //
-// A block takes the tiles of one 64-row band (grid = bands), from left to right: first to count, then to write.
+//   counts   [m]         non-zeros of every row; zeros before                (written by count_rows)
+//   starts   [m]         where the elements of a row begin                   (read by list_rows)
+//   columns, values      the elements, row by row, in the order of columns   (written by list_rows)
 //
+// A block takes the tiles of one 64-row band (grid = bands), `across` of them, from left to right: first to count, then
+// to write.
+//
+// Macros: WORD (hybrid_tile.cuh).
 // Reference: kernels/cpu_hybrid_held.py, whose arrays these equal bit for bit.
 // Launcher: kernels/hybrid_list.py.
 #include "hybrid_load.cuh"

@@ -2,10 +2,16 @@
 //
 //   values  [steps][32 lanes][4]  elements; 0 is padding
 //   places  [steps][32 lanes][4]  uint16: column within its panel; padding points at lines of zeros
-//   begins  [panels][units] + 1   4 times the first step of a unit's part in a panel, plus the number of turns
+//   begins  [panels][units] + 1   bits 2-31: the first step of a unit's part in a panel; bits 0-1: the number of turns
 //                                 (include/panel_mma.cuh) in that part's last step, modulo 4
 //   heights [units]               rows of a unit, a power of two
 //   rows    [units][kHeight]      numbers of a unit's rows, then -1; rows of a unit are of similar length
+//   b       [k, n]                any strides; with B_LOAD 1 rows are contiguous and begin on 16-byte boundaries
+//   out     [m, n]                any strides
+//   shares                        how many blocks share the rows for the same columns
+//   wide                          whether columns of out lie in aligned runs of 16 bytes (of 16-bit elements: of 4)
+//
+// Values and places of 16-bit elements are in the order of an instruction's fragments (include/panel_mma.cuh).
 //
 // A panel is LINES columns of A and the matching rows ("lines") of b, of which PLANES * kLineColumns columns are kept
 // in shared memory: PLANES planes of lines of 16 bytes, each followed by kBanks lines of zeros for padding.  A block

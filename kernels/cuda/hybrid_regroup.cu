@@ -23,8 +23,10 @@
 //   dense   [atoms, ROWS, 128]          the strips as 2:4 matrices, an atom is two stages        (written)
 //   sources [2 atoms, 64]               columns of A of every stage; k: none                     (written)
 //
-// A thread block of `regroup` takes a pool of a strip, of `fill` an atom.  `blocks` must be cleared before.
+// A thread block of `regroup` takes a pool of a strip, of `fill` an atom, of the strip that
+// `strip_of_atom` [atoms] names.  `blocks` must be cleared before.
 //
+// Macros: ROWS, a multiple of 64.
 // Reference: kernels/reference_regroup.py.  Launcher: kernels/hybrid_regroup.py.
 using u32 = unsigned int;
 

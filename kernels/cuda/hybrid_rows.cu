@@ -7,6 +7,8 @@
 //   starts  [slices + 1]          first warp of every slice
 //   heights [slices]              rows of a slice, a power of two
 //   rows    [slices][32]          number of a row, at its first lane; -1 at its other lanes, and where there is none
+//   b       [k, n]                any strides, n at most COLUMNS
+//   out     [m, n]                any strides
 //
 // A slice is 32 lines, one for each lane.  It has `height` rows of similar length, each cut into 32 / height successive
 // lines; the longer the rows, the more lines for each.  A block takes per_block slices, and gives each of them warps in

@@ -29,7 +29,7 @@
 // The bound is shared memory: a tile of 16 KB is mostly written and cleared only where it has non-zeros, but all of it
 // is read.
 //
-// With BASE, for matrices with a quarter of non-zeros and more, a unit is a 2:4 tile, which is copied as it is and
+// With BASE, for matrices with 27 % of non-zeros and more, a unit is a 2:4 tile, which is copied as it is and
 // multiplied by sparse instructions, and its spill: the third and fourth non-zeros of each group of four.  These can
 // only lie in columns 2 and 3 of the group, so the tile into which they are scattered has half as many columns.  It
 // is multiplied by those rows of b alone, of which the stage holds a second copy.

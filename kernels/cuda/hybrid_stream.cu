@@ -12,7 +12,7 @@
 //
 // Layout.  A strip of 16 rows is cut into chunks of SPAN columns.  A chunk is
 //
-//   for every 128 columns   codes [lane][2 words], kinds [lane][1 word: 2 bits for each quad of the four slabs]
+//   for every 128 columns   codes [lane][2 words], kinds [lane][1 word: quad q of slab s has bits 8 s + 2 q and next]
 //   then                    rows of 32 words, one for each lane, as many rows as the fullest lane needs
 //
 // A lane reads words from the first row on, and singles from the last row back: the low halves of its words there for
@@ -49,8 +49,8 @@ constexpr int kSlabs = SPAN / 32, kHeader = SPAN / 128 * 384, kPitch = 128;
 constexpr unsigned kLowPair = 0x4, kHighPairs = 0xEEEEEEEE;
 #include "stream_quads.cuh"
 
-// Writes units[strip][chunk], the size of every chunk in units of 16 bytes.  A warp takes one chunk; grid (chunks,
-// strips).
+// Of a matrix w (m, k), whose rows are contiguous and `pitch` elements apart: writes units[strip][chunk], the size of
+// every chunk in units of 16 bytes.  A warp takes one chunk; grid (chunks, strips).
 extern "C" __global__ void __launch_bounds__(32)
 measure(const Element* w, Count m, Count k, Count pitch, unsigned* units) {
     int words = 0, low = 0, high = 0;

@@ -1,11 +1,15 @@
 // hybrid_tiles: decode and multiply the 64x64 tiles of a block-hybrid matrix.
 //
+//   decode   out [m, k]            rows of contiguous elements, `row_pitch` apart             (written)
+//   product  out [m, n], b [k, n]  any strides; `across` tiles in a band            (written; read)
+//
 // A block takes one tile (decode; grid = tiles across, bands), or one 64-row band by kColumns columns of the result
 // (product; grid = column blocks, bands).
 //
 // The product is plain; sums run over k in order, so the bits are always the same.  It serves float32, float64 and
 // int8, and the 16-bit types where no tensor-core kernel can run.
 //
+// Macros: WORD (hybrid_tile.cuh), and for product ELEMENT OUTPUT.
 // Reference: kernels/cpu_hybrid.py, whose arrays these equal bit for bit.
 // Launcher: kernels/hybrid_tiles.py.
 #include "hybrid_load.cuh"

@@ -12,6 +12,7 @@
 //   b       [k, n]                  n contiguous, rows on 16-byte boundaries                        (read)
 //   rows    [strips * BLOCK_M]      rows of A in the order of the strips; m or more: none           (read)
 //   out     [m, n]                  any strides; fastest with m or n contiguous                     (written)
+//   workspace                       with CUTS: where blocks leave sums (include/partial_sums.cuh)   (both)
 //
 // The main loop is that of sparse_wgmma.cu.  In addition there are stages whose rows of b are not neighbours.  The four
 // producer warps copy these rows by cp.async, 128 bytes of four rows with one instruction, to where the TMA would have

@@ -18,8 +18,8 @@
 //                            through shared memory (tile.cuh).
 //   masked_gradient          out = x in stored places, and in the others 0 or, if DECAYED,
 //                            x + decay * weight (SR-STE, Zhou et al. 2021).
-//   under_mask               out = x where a mask of bytes is not zero, and in the others 0; 16 bytes of
-//                            elements at a time.
+//   under_mask               out = x where a mask of bytes is not zero, and elsewhere 0; `loads` times 16
+//                            bytes of elements.
 //
 // Macros: ELEMENT CODES ALIGNMENT NONZERO DERIVATIVE LOOKS DECAYED.
 // Reference: reference.like, reference.masked_gradient, numpy.where.  Launcher: kernels/like.py.

@@ -4,9 +4,9 @@
 //               every GROUP along k (WRITE_DENSE, may be x), and bool mask (WRITE_MASK).  SCORED
 //               ranks by `scores`, float or double (SCORE), else magnitude; ties keep the
 //               lower index, NaN ranks above infinity.
-//   compress    x -> values and places (uint8) [batch, rows, KEEP ceil(k/GROUP)]: the
-//               non-zeros of every group in order, then, where there are fewer than KEEP, its
-//               first zeros.  status as in compress.cu.
+//   compress    x -> values and places (uint8) [batch, rows, KEEP ceil(k/GROUP)]: of every group, in
+//               ascending order, the places of its first KEEP non-zeros or, where it has fewer,
+//               of all of them and of its first zeros.  status as in compress.cu.
 //   decompress  values and places -> dense, zero elsewhere.
 //
 // Arrays may have any strides, which are in bytes.  A thread takes a group; with BY_ROWS neighbouring
@@ -17,6 +17,7 @@
 // GROUP (GROUP - 1) / 2 comparisons.  prune_24, for 2:4 by magnitude, compares all groups of a
 // thread at once, as lanes of words (lanes.cuh).
 //
+// Macros: ELEMENT GROUP KEEP BY_ROWS; and for prune SPAN VECTOR ONE_ROW SCORED SCORE WRITE_DENSE WRITE_MASK.
 // Reference: reference.prune_n_m, compress_n_m, decompress_n_m.  Launcher: kernels/n_m.py.
 #include "piece.cuh"
 #include "score_key.cuh"

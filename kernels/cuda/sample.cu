@@ -4,6 +4,7 @@
 //                         contiguous and start on 4-byte boundaries, 16: rows, on 16-byte ones (read)
 //   values [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16      (written)
 //   packed [batch, ceil(k/128), ceil(m/64), 1024]  metadata, tensor core order      (written)
+//   key0, key1  the 128 bits from which all numbers are made, low half first
 //
 // An element is kept with probability p = min(1, 2 |x| / sum |x|) and divided by it: minimum
 // variance without bias (Chmiel et al., Minimum variance unbiased N:M sparsity for the neural
@@ -20,6 +21,8 @@
 // A block takes a tile of tile.cuh, whatever the order of x; the stored elements and codes are
 // transposed in shared memory.  bfloat16 moves 3.125 bytes for each element, which takes
 // half the time: arithmetic takes the rest.
+//
+// Macros: ELEMENT ALIGNMENT.
 // Reference: reference.sample.  Launcher: kernels/sample.py.  Method: docs, packing kernels.
 #include "subnormals.cuh"
 #include "tile.cuh"

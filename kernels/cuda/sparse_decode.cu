@@ -6,19 +6,20 @@
 //                                     rows of TILE_N columns, one after the other
 //   out    [batch, m, n]              any strides                                    (written)
 //
-// The time is that of reading A.  A block has a ring of stages for all of its tiles.  One thread asks the TMA
-// for stage after stage; WARPS_K warps share the K atoms of each stage and multiply by mma.sp.  Their sums meet in
-// shared memory at the end of a tile, where they are added in a fixed order.
+// The time is that of reading A.  A block has a ring of stages for all of its tiles.  One thread asks the TMA for stage
+// after stage; WARPS_K warps, or teams of WARPS_M * WARPS_N warps, share the K atoms of each stage and multiply by
+// mma.sp.  Their sums meet in shared memory at the end of a tile, where they are added in a fixed order.
 //
 // Stages are those of sparse_tile.cuh, whose swizzle is that of the TMA.  What lies outside of A and b comes as zeros.
 //
-// The kernel before this one may have written A, so that one has to end before A is read.  It writes to the L2 cache,
-// however, so blocks that start earlier bring the first stages of A there meanwhile.  Where the caller knows that all that
-// wrote to A has ended, `ahead` stages of it go to shared memory at once.
+// The kernel before this one may have written A, so it has to end before A is read.  But what it writes goes to the L2
+// cache, so blocks that start earlier bring the first stages of A there meanwhile.  Where the caller knows that all
+// that wrote to A has ended, `ahead` stages of it go to shared memory at once.
 //
 // Shared memory: STAGES stages, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
 //
-// Macros: those of tile_store.cuh, with B_ASYNC 1 and WGMMA 0; SUMS_AT, where the sums lie.
+// Macros: those of sparse_tile and tile_store, with B_ASYNC 1 and WGMMA 0; SUMS_AT, where the sums lie; BLOCKS, how many
+// blocks a multiprocessor shall have room for; SPLIT is not used.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_decode.py.
 // Source: PTX ISA, cp.async.bulk.tensor, cp.async.bulk.prefetch.tensor, griddepcontrol.

@@ -12,9 +12,13 @@
 // takes half the multiply-adds of the dense one.  It serves float32 and float64, which tensor cores do not multiply at
 // 2:4, and any operand that the tensor-core kernels refuse.
 //
-// Reference: reference.matmul.  Launcher: kernels/sparse_fma.py, which chooses COLUMNS.
 // Sums run over ascending k in float, double (float64) or int (int8): first inside a tile of 32 columns of A, then over
 // the tiles, which keeps the rounding error near that of a blocked sum.
+//
+// Macros: ELEMENT B_ELEMENT OUTPUT; B_ROW_MAJOR (1: neighbouring threads read along n of b, 0: along k); COLUMNS, which
+// kernels/sparse_fma.py chooses; and those of epilogue.cuh.
+//
+// Reference: reference.matmul.  Launcher: kernels/sparse_fma.py.
 #include "epilogue.cuh"
 #include "packed_layout.cuh"
 

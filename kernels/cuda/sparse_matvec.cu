@@ -13,8 +13,8 @@
 // in a bank; two such buffers take turns.  The sums of the lanes are added by shuffles, then those of the PARTS warps
 // that share rows along k, both in a fixed order.
 //
-// Compiled with COLUMNS (1, 2, 4, 8: of a block), PAIRS, PARTS, B_COLUMN (1: 16-byte loads along k of b), and the
-// macros of epilogue.cuh.  Where n exceeds COLUMNS, further blocks take the other columns.  A b whose rows are
+// Compiled with COLUMNS (1, 2, 4, 8: of a block), PAIRS, PARTS, B_COLUMN (1: 16-byte loads along k of b), OUTPUT, and
+// the macros of epilogue.cuh.  Where n exceeds COLUMNS, further blocks take the other columns.  A b whose rows are
 // contiguous is read kWide columns at a time, wherever that is one aligned load.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_matvec.py.

@@ -4,7 +4,8 @@
 //   packed    [batch, K atoms, M atoms]  1024-byte atoms of metadata, tensor-core order (read)
 //   b         [batch, k, n]              any strides                                   (read)
 //   out       [batch, m, n]              any strides                                   (written)
-//   workspace [SPLIT, batch, m, n]       sums, in the order of out; SPLIT > 1 only     (written)
+//   workspace [SPLIT, batch, m, n]       sums, n contiguous, or m if OUT_COLUMN; SPLIT > 1 only
+//                                        (written, and read by sparse_mma_reduce)
 //
 // A block takes one tile through a ring of STAGES cp.async stages, which all of its warps fill and multiply: a large
 // tile through the ring of mma_ring.cuh, a small one through that of sparse_tile.cuh.  The sums then take the place of
@@ -14,6 +15,9 @@
 // With SPLIT > 1 each of SPLIT blocks takes a part of K and leaves its sums in the workspace; sparse_mma_reduce then
 // adds them in the order of the parts, so the bits do not depend on timing.  Blocks are numbered such that those that
 // run together share rows of A and columns of b in L2: bands of BAND tiles along M, walked along n.
+//
+// Macros: those of sparse_tile and tile_store, with WGMMA 0; SPLIT, and BLOCKS, how many blocks a multiprocessor shall
+// have room for; kernels/sparse_mma.py chooses.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_mma.py.
 // Bound by the tensor cores for large n, by the bytes of A for small n.

@@ -12,6 +12,9 @@
 // partial sums of its share of the rows, its own and those of the other blocks, and adds them in a fixed order: no
 // workspace, no atomics.
 //
+// Macros: those of sparse_tile and tile_store; SPLIT, and BLOCKS, how many blocks a multiprocessor shall have room for;
+// kernels/sparse_skinny.py chooses.
+//
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_skinny.py.
 #include "programmatic.cuh"
 #include "tile_store.cuh"

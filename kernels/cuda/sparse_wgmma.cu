@@ -10,15 +10,16 @@
 //
 // The kernel is persistent, with BLOCKS blocks on each multiprocessor.  The last warpgroup of a block is the producer:
 // one of its threads asks the TMA to fill a ring of stages.  A stage is BLOCK_K columns of A and as many rows of b.
-// The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of the tile.  They multiply stage after stage, with
-// one group of instructions always in flight, and write their part of the result while the producer already fetches the
-// next tile.  Where the caller knows that all that wrote to A has ended, `ahead` stages of A are fetched already while
-// the kernel before this one ends (programmatic.cuh).
+// The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of the tile.  They multiply stage after stage, and
+// the instructions of one stage still run when they begin with the next.  They write their part of the result while the
+// producer already fetches the next tile.  Where the caller knows that all that wrote to A has ended, up to `ahead`
+// stages of A, in whole slices, are fetched already while the kernel before this one ends (programmatic.cuh).
 //
 // Atoms of metadata cover 128 columns, so the loop over k counts slices: a slice is an atom, or the two atoms of a wide
 // stage of 8-bit elements.
 //
-//   IN_FLIGHT  a group of instructions also stays in flight from one slice to the next
+//   IN_FLIGHT  instructions also run on from one slice to the next; 0: each slice ends with a wait (with PIECES each
+//              stage)
 //   PINGPONG   consumers take whole tiles in turn: one multiplies while the other applies the epilogue
 //   CLUSTER    so many blocks, with neighbouring tiles along m, share their loads of b by multicast
 //   K_PARTS    where tiles are few: so many blocks of a cluster share one tile along k, and then end
@@ -31,7 +32,7 @@
 //                      each of them PIECES times
 //   kSlots slots       metadata of a slice, [kAtomsOfStage][BLOCK_M / 64] atoms
 //   output buffers     STAGING for each consumer (hopper_store.cuh)
-//   barriers           full and empty of every stage (hopper_pipeline.cuh), and one of Turns or ClusterSums
+//   barriers           full ones, then empty ones of all stages (hopper_pipeline.cuh), and one of Turns or ClusterSums
 //
 // A slice's metadata arrives with its first stage, on that stage's barrier.  A slot is refilled kSlots slices later,
 // which is at least STAGES stages later: the producer has then waited until its stage was given back, and so until the

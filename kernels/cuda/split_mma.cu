@@ -1,16 +1,20 @@
 // split_mma: out [m, n] = epilogue(A [m, k] 2:4  @  b [k, n]) in float32, of operands in bfloat16 pieces, with mma.sp.
 //
-//   values    [batch, m, k/2]            pieces in sections, rows on 16-byte boundaries      (read)
-//   packed    [batch, K atoms, M atoms]  1024-byte atoms of metadata, tensor-core order      (read)
-//   b         [batch, k, n]              pieces in sections, 16-byte boundaries              (read)
-//   out       [batch, m, n]              any strides                                         (written)
+//   values  [batch, m, k/2]            pieces in sections, rows on 16-byte boundaries           (read)
+//   packed  [batch, K atoms, M atoms]  1024-byte atoms of metadata, tensor-core order           (read)
+//   b       [batch, k, n]              pieces in sections; k or n contiguous, lines on 16-byte  (read)
+//                                      boundaries
+//   out     [batch, m, n]              any strides                                              (written)
 //
-// k has six sections, as sparse_split.cu arranges them.  A block takes one tile through a ring of STAGES cp.async
-// stages, which all of its warps fill and multiply: a large tile through the ring of mma_ring.cuh, a small one through
-// that of copy_ring.cuh.  Tensor cores truncate their sums, so they sum within a stage only (of a warp: 128 elements
-// along k), and the sums of stages are added by float32 additions, which round.
+// k has six sections, as sparse_split.cu arranges them, each as long as k of the matrix, rounded up to whole atoms.
 //
-// Macros: those of sparse_tile and tile_store, with WGMMA 0, B_ASYNC 1; kernels/split_mma.py chooses.
+// A block takes one tile through a ring of STAGES cp.async stages, which all of its warps fill and multiply: a large
+// tile through the ring of mma_ring.cuh, a small one through that of copy_ring.cuh.  Tensor cores truncate their sums,
+// so they sum within a stage only (of a warp: 128 elements along k), and the sums of stages are added by float32
+// additions, which round.
+//
+// Macros: those of sparse_tile and tile_store, with WGMMA 0 and B_ASYNC 1; BLOCKS, how many blocks a multiprocessor
+// shall have room for; SPLIT is not used.  kernels/split_mma.py chooses.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/split_mma.py.
 // Bound by the tensor cores.

@@ -34,7 +34,8 @@ constexpr int kTilesM = TILE_M / 16, kTilesN = TILE_N / 8;      // mma tiles
 constexpr int kTurns = kTilesN < 2 ? 1 : 2;                     // along n, that are multiplied in turn
 constexpr int kAtomK = 128, kAtoms = kTileK / kAtomK, kAtomSteps = kAtomK / kStep;
 constexpr int kPitchA = kTileK / 2 + 8;                         // 8 more than a multiple of 32
-constexpr int kPitchB = B_COLUMN ? kTileK + 8 : TILE_N + 4;     // 4 or 12 more than a multiple of 16
+// 8 more than a multiple of 32, or of rows 4 or 12 more than a multiple of 16.
+constexpr int kPitchB = B_COLUMN ? kTileK + 8 : TILE_N + 4;
 constexpr int kMetaAt = TILE_M * kPitchA, kBAt = kMetaAt + kAtoms * TILE_M * 4;
 constexpr int kStageFloats = kBAt + (B_COLUMN ? TILE_N : kTileK) * kPitchB;
 constexpr int kSumsPitch = TILE_N + (OUT_COLUMN ? 1 : 8);

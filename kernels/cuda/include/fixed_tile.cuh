@@ -1,9 +1,9 @@
 // fixed_tile: the best mask of a 4x4 tile of 16-bit elements, as best_tile.cuh finds it, but by integers.
 //
-// If all 16 magnitudes of a tile are multiples of one unit, and less than 2^21 units, every sum of them is exact, in
-// float32 as well.  So integers find the same mask.  The sum of the eight kept magnitudes has 24 bits, which leaves
-// eight bits below it for the number of the mask.  So the largest of these integers holds the number of the best mask,
-// and among equal sums that of the smallest mask.  The number of a mask is
+// If all 16 magnitudes of a tile are multiples of one unit, and less than 2^21 units, sums of up to eight of them are
+// exact, in float32 as well.  So integers find the same mask.  The sum of the eight kept magnitudes has 24 bits, which
+// leaves eight bits below it for the number of the mask.  So the largest of these integers holds the number of the best
+// mask, and among equal sums that of the smallest mask.  The number of a mask is
 //
 //   choice = 36 (5 - p3) + 6 (5 - p2) + (5 - p1)
 //
@@ -11,8 +11,8 @@
 // leave.  5 - p is the sum of kColumnRank of the pair's columns, so each element brings its own part of the number.
 //
 // Other tiles are searched by a warp together, in float32: those with NaN or infinity, and those with a magnitude that is
-// not zero, but small beside the largest.  Of normal bfloat16 numbers that is one tile in five hundred, of their squares,
-// half of them set to zero as by squared relu, one in eight.
+// not zero, but small beside the largest.  Of normal bfloat16 numbers that is one tile in four hundred, of their squares,
+// half of them set to zero as by squared relu, one in ten.
 #pragma once
 #include "best_tile.cuh"
 

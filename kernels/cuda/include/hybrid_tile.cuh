@@ -3,6 +3,10 @@
 //   here                           there
 //   spill_starts, spill, places    overflow_starts, overflow_values, overflow_places
 //
+//   codes    64 bits of a row   2:4: bits 4 g to 4 g + 3 are the code of group g (sparse24/_spec.py)
+//                               bitmap: bit c is set where column c is not zero
+//   places   16 bits            64 row + column, of an element that the tile holds with its place
+//
 // Elements are bits: -DWORD is the unsigned integer of their width.  A block of kThreads threads stages a tile in
 // shared memory as Word[kTile][kTile].
 #pragma once

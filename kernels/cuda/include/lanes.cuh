@@ -116,7 +116,7 @@ template <class Word> Word drop_excess(Word (&keep)[4]) {
     return extra1 | extra2;
 }
 
-// The two stored elements of every group, for at most two flags; -0.0 becomes +0.0.
+// The two stored elements of every group, for at most two flags.  What has no flag, as -0.0 should, becomes +0.0.
 template <Kind kind, class Word>
 void stored_pair(const Word (&x)[4], const Word (&keep)[4], Word& first, Word& second) {
     constexpr int bytes = bytes_of(kind);

@@ -27,8 +27,8 @@ constexpr int kRingBytes = STAGES * kStageBytes, kSumsBytes = WARPS_K * kPartial
 constexpr int kBarriersAt = kRingBytes > kSumsBytes ? kRingBytes : kSumsBytes;
 
 // Tiles that are bound by the tensor cores.  Those that are bound by memory are faster with one __syncthreads for each
-// stage (run_stages, copy_ring.cuh).  A ring of two stages is too short: the next stage would have to be copied while
-// one is multiplied.
+// stage (run_stages, copy_ring.cuh).  A ring of two stages is too short: a stage would be asked for only while the one
+// before it is multiplied.
 constexpr bool kIsLarge = TILE_N >= 64 && STAGES > 2;
 
 class RingBarrier {

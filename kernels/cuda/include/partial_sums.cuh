@@ -11,8 +11,8 @@
 #include "wgmma_sp.cuh"
 
 struct Workspace {
-    Sum* sums;   // [blocks, CONSUMERS, row blocks, BLOCK_N / 8, 128 threads, 4]
-    u32* flags;  // [blocks, CONSUMERS]
+    Sum* sums;   // [blocks, consumers, row_blocks, BLOCK_N / 8, 128 threads, 4]
+    u32* flags;  // [blocks, consumers]; zero between launches
 };
 
 template <int row_blocks, int consumers> class PartialSums {

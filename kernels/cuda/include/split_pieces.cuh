@@ -1,8 +1,9 @@
 // split_pieces: float32 numbers as bfloat16 pieces in registers, the operands of mma.sp.
 //
 // x = p1 + p2 + p3 with eight significant bits each, as in sparse_split.cu: p1 is truncated, so that it cannot
-// overflow, and p2 is rounded.  Six products of pieces make up one of float32; those of a second and a third piece, and
-// of two third ones, are below its last bit.  Small ones come first, because tensor cores truncate their sums:
+// overflow, and p2 is rounded.  Six products of pieces make up one of float32.  Those of a second and a third piece, and
+// of two third ones, are left out: each is at most 2^-23 of it.  Small ones come first, because tensor cores truncate
+// their sums:
 //
 //   term   0    1    2    3    4    5
 //   A      p1   p3   p2   p1   p2   p1

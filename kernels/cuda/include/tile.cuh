@@ -1,4 +1,4 @@
-// tile: a block's part of a matrix whose rows are the contiguous axis, in shared memory.
+// tile: a block's part of a matrix that is stored by columns, in shared memory.
 //
 //   8-bit              128 rows, 256 columns: four metadata atoms
 //   16-bit and wider   64 rows, 128 columns: one atom
