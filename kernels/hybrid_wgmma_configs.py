@@ -102,13 +102,13 @@ TABLES = {
     ),
     256: (
         Config(256, 192, skips=True, in_stage=True), Config(256, 128, rate=0.915),
-        Config(256, 128, 2, 0.9), Config(256, 64, 2, 0.7),
+        Config(256, 128, 2, 0.9),
     ),
 }  # fmt: skip
 # For strips of 256 rows in which few stages have elements in all four blocks of rows.
 SKIPPING = (
     Config(256, 192, rate=1.02, skips=True, in_stage=True), Config(256, 128, rate=0.88, skips=True),
-    Config(256, 128, 2, 0.865, skips=True), Config(256, 64, 2, 0.565, skips=True),
+    Config(256, 128, 2, 0.865, skips=True),
 )  # fmt: skip
 SPECIALISATIONS = tuple({c.name: c for t in (*TABLES.values(), SKIPPING) for c in t}.values())
 
