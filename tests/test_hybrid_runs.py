@@ -93,6 +93,18 @@ def test_other_parts_and_joins_are_built_as_before(rng):
     assert_same(np.concatenate([none, none], axis=1), np.concatenate([w[:0], w[:0]], axis=1))
 
 
+@pytest.mark.parametrize("key", [np.s_[:64, :64, :64], (np.s_[:],) * 3])
+def test_more_slices_than_axes_are_out_of_range(rng, key):
+    with pytest.raises(IndexError, match="too many indices"):
+        s24.hybrid(drawn(rng, (130, 130)))[key]
+
+
+@pytest.mark.parametrize("step", [True, 1.0, np.array([1, 1])])
+def test_a_step_is_a_whole_number_also_where_tiles_are_copied(rng, step):
+    with pytest.raises(s24.ArgumentError, match="a slice has whole numbers"):
+        s24.hybrid(drawn(rng, (130, 130)))[0:64:step]
+
+
 def test_where_rows_would_be_stored_they_are(rng):
     from scipy import sparse
 
