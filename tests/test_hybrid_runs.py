@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import numpy as np
 import pytest
@@ -128,6 +129,19 @@ def test_casts_build_no_tiles_unless_elements_become_zero(rng, nothing_is_built,
     hybrid_checks.check(got.tiles)
     assert (got.dtype, got.nnz) == (s24.hybrid(w[:1]).astype(other).dtype, h.nnz)
     np.testing.assert_array_equal(got.toarray(), w.astype(got.dtype))
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.9])
+def test_elements_are_converted_once_also_where_some_become_zero(rng, zeros):
+    w = (rng.random((130, 128)) >= zeros) * np.float32(2)
+    w[0, 3], w[0, 5] = 1e-30, 1e30
+    h = s24.hybrid(w)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        got = h.astype("float16")
+    assert [str(x.message) for x in seen] == ["overflow encountered in cast"]
+    with np.errstate(over="ignore"):
+        assert_same(got, w.astype(np.float16))
 
 
 @pytest.mark.parametrize("other", DTYPES)
