@@ -134,3 +134,8 @@ def test_masks_without_a_pattern_are_applied_without_branches(apply, rng, monkey
     want = apply(w, mask)
     monkeypatch.setattr(array_api_compat.numpy, "where", lambda *_: pytest.fail("by NumPy"))
     np.testing.assert_array_equal(apply(w, mask), want)
+
+
+def test_masks_are_applied_to_many_objects(rng):
+    w, mask = rng.integers(1, 9, (80, 64)).astype(object), rng.random((80, 64)) < 0.5
+    np.testing.assert_array_equal(S.apply_masks(w, mask), np.where(mask, w, 0))

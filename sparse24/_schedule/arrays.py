@@ -101,10 +101,12 @@ def _select_bits(mask: np.ndarray, x: np.ndarray, otherwise: np.ndarray, out: np
 def _is_selected_by_bits(mask: Array, x: Array, otherwise: Array) -> bool:
     if not type(mask) is type(x) is type(otherwise) is np.ndarray or mask.dtype != bool:
         return False
-    if x.dtype != otherwise.dtype or not x.dtype.isnative or x.dtype.itemsize not in (1, 2, 4, 8):
+    dtype = x.dtype
+    if dtype != otherwise.dtype or dtype.hasobject or not dtype.isnative:
         return False
     shapes = {x.shape, otherwise.shape} - {()}
-    return shapes == {mask.shape} and mask.size > _SELECTED_BY_BITS
+    fits = dtype.itemsize in (1, 2, 4, 8) and shapes == {mask.shape}
+    return fits and mask.size > _SELECTED_BY_BITS
 
 
 def bounded(x: Array, limit: float) -> Array:
