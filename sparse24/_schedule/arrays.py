@@ -56,6 +56,8 @@ def copied(x: Array) -> Array:
 
 def level(x: Array, value: float) -> Array:
     """A number beside `x`, in its type and without axes: one as large would take a pass more."""
+    if type(x) is np.ndarray:  # in a tenth of the time
+        return np.asarray(value, dtype=x.dtype)
     if _arrays.is_jax(x):  # which may be spread over devices
         return namespace(x).asarray(value, dtype=x.dtype)
     return namespace(x).full((), value, dtype=x.dtype, device=array_api_compat.device(x))
