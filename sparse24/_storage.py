@@ -149,6 +149,8 @@ def fit_halves(x: np.ndarray) -> bool:
 
     Of NaN it keeps the bits.
     """
+    if np.geterr()["under"] != "ignore":  # it tells of numbers that are too small, then
+        return False
     return bool(x.max() < _TOO_LARGE and x.min() > -_TOO_LARGE)
 
 

@@ -149,6 +149,14 @@ def test_what_float32_does_not_hold_is_rounded_to_odd():
     np.testing.assert_array_equal(bits, np.array(expected, np.uint32))
 
 
+def test_halves_that_are_too_small_are_announced_where_numpy_is_told_to():
+    row, wanted = _dtypes.TABLE["float32"], _dtypes.TABLE["float16"]
+    x = np.full(1 << 14, 1e-7, np.float32)
+    with np.errstate(under="warn"), pytest.warns(RuntimeWarning, match="underflow .* in cast"):
+        got = _storage.converted(x, row, wanted)
+    np.testing.assert_array_equal(got, x.astype(np.float16))
+
+
 def test_rounding_to_odd_of_any_bits(rng, monkeypatch):
     """As by its definition; NumPy's `nextafter` would take most of the time."""
     x = rng.integers(0, 1 << 64, 1 << 16, dtype=np.uint64).view(np.float64)
