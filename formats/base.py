@@ -292,9 +292,9 @@ def one_dense(a: Any, b: Any) -> tuple[Any, Any]:
     both = isinstance(left, SparseArray) and isinstance(right, SparseArray)
     if both and left.shape[-1] == right.shape[-2]:
         if right._stays_sparse_beside(left):
-            return left.toarray(), right
+            return convert.dense_beside(left, right), right
         if left._stays_sparse_beside(right):
-            return left, right.toarray()
+            return left, convert.dense_beside(right, left)
     return a, b
 
 

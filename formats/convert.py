@@ -9,6 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _record_parts, _storage
 from sparse24._errors import ArgumentError, DTypeError, FormatError
+from sparse24._promotion import promote
 
 FLOAT32 = _dtypes.TABLE["float32"]
 # What SciPy's and cupyx's sparse arrays take; other types go through float32.
@@ -70,6 +71,16 @@ def as_hybrid(m: Any, size: int) -> Any:
     from sparse24.formats.hybrid import HybridArray
 
     return HybridArray.build(checked(m, argument="the operand"))
+
+
+def dense_beside(array: Any, other: Any) -> Any:
+    """A sparse array made dense for a product with `other`, which is one as well.
+
+    fp8 on a GPU, whose dense form is bits, has the type of the product.
+    """
+    if array._dtype.is_float8 and array.device != "cpu":
+        array = array.astype(promote(array._dtype, other._dtype)[0].name)
+    return array.toarray()
 
 
 def seen_anew(csr: Any) -> Any:

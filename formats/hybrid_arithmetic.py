@@ -105,20 +105,23 @@ def _in_tiles(h: Any, ufunc: np.ufunc, factor: Any) -> Any | None:
         _elementwise.of_values(ufunc, held[None], dtype, by, dtype)[0]
         for held, by in zip(stored, factors, strict=True)
     )
-    return _of_same_kinds(h, values, overflow, dtype)
+    made = _of_same_kinds(h, values, overflow, dtype)
+    return made if made.nnz == h.nnz else None
 
 
-def converted(h: Any, dtype: DType) -> Any | None:
-    """The matrix in another type, in tiles of the same kinds, unless an element becomes zero."""
+def converted(h: Any, dtype: DType) -> Any:
+    """The matrix in another type, on the CPU; tiles are built anew if an element becomes zero."""
     values, overflow = (_storage.converted(x, h._dtype, dtype) for x in h.tiles.elements)
-    return _of_same_kinds(h, values, overflow, dtype)
+    made = _of_same_kinds(h, values, overflow, dtype)
+    if made.nnz == h.nnz:
+        return made
+    source = made.tocsr() if made.is_less_as_csr else made.toarray()
+    return type(h).build(source, n_hint=h.n_hint, dtype=dtype)
 
 
-def _of_same_kinds(h: Any, values: Any, overflow: Any, dtype: DType) -> Any | None:
-    """The matrix with other elements in place of its own; None if some of these are zero."""
+def _of_same_kinds(h: Any, values: Any, overflow: Any, dtype: DType) -> Any:
+    """The matrix with other elements in place of its own, of which some may be zeros."""
     left = sum(int(_arrays.not_zero(x, dtype).sum()) for x in (values, overflow))
-    if left != h.nnz:
-        return None
     tiles = dataclasses.replace(h.tiles, dtype=dtype, values=values, overflow_values=overflow)
     return type(h)(tiles, left, h.n_hint)
 

@@ -41,7 +41,9 @@ def joined(matrices: Sequence[Any], shape: tuple[int, int], axis: int) -> ht.Til
 def part(h: Any, key: Any) -> tuple[ht.Tiles, int] | None:
     """The tiles of a part by slices and its number of non-zeros; None as of `joined`."""
     tiles, entries = h._tiles, key if isinstance(key, tuple) else (key,)
-    if not _are_tiles_on_cpu(tiles) or not all(map(indexing.is_slice, entries)):
+    if not _are_tiles_on_cpu(tiles) or len(entries) > 2:
+        return None
+    if not all(map(indexing.is_slice, entries)):
         return None
     ends = [slice(*x.indices(n)[:2]) for x, n in zip(entries, tiles.shape)]
     ends += [slice(0, n) for n in tiles.shape[len(ends) :]]

@@ -137,9 +137,7 @@ class HybridStorage(HybridStored):
             left = stored.with_values(elements, dtype)
             return type(self)(left, left.nnz, self.n_hint)
         if self.device == "cpu" and isinstance(self._tiles, ht.Tiles):
-            in_tiles = hybrid_arithmetic.converted(self, dtype)
-            if in_tiles is not None:
-                return in_tiles
+            return hybrid_arithmetic.converted(self, dtype)
         source = self.tocsr() if self._is_mostly_zeros else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=dtype)
 

@@ -25,8 +25,11 @@ def shown(value) -> str:
 
 
 def integer(value) -> int:
-    """`operator.index`, but for booleans, which it takes for 0 and 1; raises a `TypeError`."""
-    if isinstance(value, bool):
+    """`operator.index`, but for booleans, which it takes for 0 and 1; raises a `TypeError`.
+
+    So it does for those of torch; those of NumPy and JAX it refuses.
+    """
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
         raise TypeError("a boolean is no number")
     return operator.index(value)
 

@@ -121,7 +121,7 @@ def _with_arrays(a, b, a_dtype, b_dtype):
 def explained(a, b, out, call: Call) -> Explanation:
     """What `explain` says of a call whose options have been checked."""
     a, b = embedded(a), embedded(b)
-    a, b = one_dense(a, b) if call.algorithm == "auto" else (a, b)
+    a, b = one_dense(a, b) if call.fits_all_formats else (a, b)
     from_left = not isinstance(a, Sparse24Array)
     operand, other = (b, a) if from_left else (a, b)
     if isinstance(operand, Sparse24Array):

@@ -133,7 +133,7 @@ def matmul(
     call = NO_OPTIONS if call.is_plain else call
     if precision != "full":
         return _other_formats.in_tf32(precision, a, b, out, call)
-    a, b = one_dense(a, b) if algorithm == "auto" else (a, b)
+    a, b = one_dense(a, b) if call.fits_all_formats else (a, b)
     if isinstance(a, Sparse24Array):
         return a._multiply(b, out, call)
     if isinstance(b, Sparse24Array):

@@ -76,6 +76,11 @@ class Call(NamedTuple):
         nothing = self.c is None and self.dtype is None and self.epilogue is None
         return plain and nothing and self.scales is None and self.other_dtype is None
 
+    @property
+    def fits_all_formats(self) -> bool:
+        """True without options that only a `Sparse24Array` takes."""
+        return self.algorithm == "auto" and self.other_dtype is None and self.fast_accumulation
+
 
 # Tested for by ``is``: with ``==`` the arrays of two calls would be compared.
 NO_OPTIONS = Call()

@@ -211,14 +211,12 @@ def _shape_with_both_axes(left: tuple, right: tuple) -> tuple[int, ...]:
 
 def checked(call: Call) -> Call:
     """A call of these formats; refuses options that only the kernels of 2:4 have."""
-    finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
-    named = call.other_dtype is not None or call.algorithm != "auto"
-    if named or not call.fast_accumulation:
+    if not call.fits_all_formats:
         raise ArgumentError(
             "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
             "HybridArray.matmul takes algorithm="
         )
-    return finish
+    return call
 
 
 def _shape(x) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _foreign_streams, _gradients, _overlap
+from sparse24 import _arrays, _check, _dtypes, _foreign, _foreign_streams, _gradients, _overlap
 from sparse24._dtypes import DType
 from sparse24._errors import (
     ArgumentError,
@@ -137,6 +137,8 @@ def _converted_on_cpu(x: np.ndarray, own: DType, wanted: DType) -> np.ndarray:
         return store_halves(x, np.empty_like(x, wanted.logical))
     if _is_looked_up(own, wanted) and x.size > 1 << 8 * own.itemsize:
         return _table(own, wanted).take(x.view(own.storage))
+    if own.name == "float16" and wanted.name == "int8" and x.size > WORTH_DECODING:
+        x = _converted_on_cpu(x, own, _dtypes.TABLE["float32"])  # NumPy rounds float16 slowly
     from sparse24.kernels import reference
 
     return reference.to_dtype(x, wanted.logical)
@@ -147,6 +149,8 @@ def fit_halves(x: np.ndarray) -> bool:
 
     Of NaN it keeps the bits.
     """
+    if np.geterr()["under"] != "ignore":  # it tells of numbers that are too small, then
+        return False
     return bool(x.max() < _TOO_LARGE and x.min() > -_TOO_LARGE)
 
 

@@ -273,6 +273,8 @@ def test_many_halves_warn_as_numpy_does():
         assert np.isinf((a * 2).values).all()
     with pytest.warns(RuntimeWarning, match="divide by zero encountered in divide"):
         assert np.isinf((a / np.zeros((128, 1), np.float16)).values).all()
+    with np.errstate(under="warn"), pytest.warns(RuntimeWarning, match="underflow encountered"):
+        a * np.float16(1e-7) * np.float16(1e-3)
 
 
 def test_factors_of_torch(rng):

@@ -51,6 +51,21 @@ def test_what_numpy_converts_sooner_is_not_looked_up(monkeypatch, target):
     np.testing.assert_array_equal(got.astype(np.float64), x)
 
 
+def test_halves_are_rounded_to_int8_in_float32(monkeypatch):
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    x = every[~np.isnan(every)][: 1 << 15].reshape(128, 256).T
+    wanted, to_dtype = reference.to_dtype(x, np.dtype(np.int8)), reference.to_dtype
+
+    def convert(x, dtype):
+        assert x.dtype == np.float32, "NumPy rounds float16 slowly"
+        return to_dtype(x, dtype)
+
+    monkeypatch.setattr(reference, "to_dtype", convert)
+    got = _storage.converted(x, _dtypes.TABLE["float16"], _dtypes.TABLE["int8"])
+    assert got.dtype == np.int8
+    np.testing.assert_array_equal(got, wanted)
+
+
 @pytest.mark.parametrize("source", ["float16", "float8_e4m3fn", "float8_e5m2"])
 def test_many_halves_and_8_bit_floats_are_widened_by_our_loops(monkeypatch, source):
     row, wanted = _dtypes.TABLE[source], _dtypes.TABLE["float32"]
@@ -132,6 +147,14 @@ def test_what_float32_does_not_hold_is_rounded_to_odd():
     expected = [0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 1, 0, 0x80000000,
                 0x3FC00000, 0x3F800001]  # fmt: skip
     np.testing.assert_array_equal(bits, np.array(expected, np.uint32))
+
+
+def test_halves_that_are_too_small_are_announced_where_numpy_is_told_to():
+    row, wanted = _dtypes.TABLE["float32"], _dtypes.TABLE["float16"]
+    x = np.full(1 << 14, 1e-7, np.float32)
+    with np.errstate(under="warn"), pytest.warns(RuntimeWarning, match="underflow .* in cast"):
+        got = _storage.converted(x, row, wanted)
+    np.testing.assert_array_equal(got, x.astype(np.float16))
 
 
 def test_rounding_to_odd_of_any_bits(rng, monkeypatch):

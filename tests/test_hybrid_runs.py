@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import numpy as np
 import pytest
@@ -93,6 +94,18 @@ def test_other_parts_and_joins_are_built_as_before(rng):
     assert_same(np.concatenate([none, none], axis=1), np.concatenate([w[:0], w[:0]], axis=1))
 
 
+@pytest.mark.parametrize("key", [np.s_[:64, :64, :64], (np.s_[:],) * 3])
+def test_more_slices_than_axes_are_out_of_range(rng, key):
+    with pytest.raises(IndexError, match="too many indices"):
+        s24.hybrid(drawn(rng, (130, 130)))[key]
+
+
+@pytest.mark.parametrize("step", [True, 1.0, np.array([1, 1])])
+def test_a_step_is_a_whole_number_also_where_tiles_are_copied(rng, step):
+    with pytest.raises(s24.ArgumentError, match="a slice has whole numbers"):
+        s24.hybrid(drawn(rng, (130, 130)))[0:64:step]
+
+
 def test_where_rows_would_be_stored_they_are(rng):
     from scipy import sparse
 
@@ -116,6 +129,19 @@ def test_casts_build_no_tiles_unless_elements_become_zero(rng, nothing_is_built,
     hybrid_checks.check(got.tiles)
     assert (got.dtype, got.nnz) == (s24.hybrid(w[:1]).astype(other).dtype, h.nnz)
     np.testing.assert_array_equal(got.toarray(), w.astype(got.dtype))
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.9])
+def test_elements_are_converted_once_also_where_some_become_zero(rng, zeros):
+    w = (rng.random((130, 128)) >= zeros) * np.float32(2)
+    w[0, 3], w[0, 5] = 1e-30, 1e30
+    h = s24.hybrid(w)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        got = h.astype("float16")
+    assert [str(x.message) for x in seen] == ["overflow encountered in cast"]
+    with np.errstate(over="ignore"):
+        assert_same(got, w.astype(np.float16))
 
 
 @pytest.mark.parametrize("other", DTYPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array_api_compat
 import array_api_compat.numpy
 import ml_dtypes
 import numpy as np
@@ -134,3 +135,18 @@ def test_masks_without_a_pattern_are_applied_without_branches(apply, rng, monkey
     want = apply(w, mask)
     monkeypatch.setattr(array_api_compat.numpy, "where", lambda *_: pytest.fail("by NumPy"))
     np.testing.assert_array_equal(apply(w, mask), want)
+
+
+def test_masks_are_applied_to_many_objects(rng):
+    w, mask = rng.integers(1, 9, (80, 64)).astype(object), rng.random((80, 64)) < 0.5
+    np.testing.assert_array_equal(S.apply_masks(w, mask), np.where(mask, w, 0))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", ml_dtypes.bfloat16, "float32", "float64"])
+def test_a_number_beside_an_array_of_numpy_takes_no_detour(dtype, monkeypatch):
+    """It takes longer than a small array's mask."""
+    x = np.ones((2, 4), dtype)
+    want = np.full((), 0.5, x.dtype)
+    monkeypatch.setattr(array_api_compat, "device", lambda *_: pytest.fail("a detour"))
+    got = arrays.level(x, 0.5)
+    assert (got.dtype, got.shape, got.tobytes()) == (x.dtype, (), want.tobytes())

@@ -127,6 +127,21 @@ def fp8_as_bits(monkeypatch):
     return monkeypatch
 
 
+def test_a_boolean_of_torch_is_no_number():
+    """Torch takes it for 0 or 1 where a whole number is asked for."""
+    yes, w = torch.tensor(True), np.ones((4, 8))
+    h = s24.hybrid(np.eye(128, dtype=np.float32))
+    for call, words in (
+        (lambda: s24.prune(w, axis=yes), r"axis must be an integer, got tensor\(True\)"),
+        (lambda: s24.prune(w, pattern=(yes, 4)), r"pattern must be a pair \(n, m\) such as"),
+        (lambda: h[yes:64], "a slice has whole numbers"),
+        (lambda: s24.find_permutation(w, rounds=yes), "rounds must be a whole number from 0 on"),
+    ):
+        with pytest.raises(s24.Sparse24Error, match=words):
+            call()
+    assert h[torch.tensor(64) :].shape == (64, 128)
+
+
 def two_four_and_tokens(kind, *stack):
     w = torch.randint(-2, 3, (*stack, 8, 16)).float()
     return s24.compress(w, on_excess="prune", dtype=kind), torch.randint(-1, 2, (16, 4)).to(kind)
