@@ -204,7 +204,7 @@ class AsyncScheduler:
 
     def _work(self, weights, gradients, lane, begin):
         with lane:
-            if self._lane is not None and begin is not None:
+            if self._lane is not None:
                 self._lane.wait(begin)
             self._state, masks, events = core.step(
                 self._state,
