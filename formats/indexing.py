@@ -238,9 +238,10 @@ def _is_end(value) -> bool:
 
 def is_slice(value) -> bool:
     """True for a slice of step 1 whose ends are whole numbers, or left out."""
-    if not isinstance(value, slice) or value.step not in (None, 1):
+    if not isinstance(value, slice):
         return False
-    return all(end is None or _is_end(end) for end in (value.start, value.stop))
+    ends = (value.start, value.stop, value.step)  # arrays among them are no ends, nor compared
+    return all(end is None or _is_end(end) for end in ends) and value.step in (None, 1)
 
 
 def _is_whole(key: Any, k: int, group: int) -> bool:
