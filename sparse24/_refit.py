@@ -6,7 +6,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _foreign_streams, _scales
 from sparse24._calibration import Calibration, check_pruned_type
-from sparse24._errors import DTypeError, ShapeError
+from sparse24._errors import ShapeError
 from sparse24._sparsegpt import damped, narrowed
 
 STEPS = 60  # of conjugate gradients at most
@@ -83,8 +83,7 @@ def _refitted(pruned, dense, calibration, mask, damping: float):
         )
     keep = start != 0 if mask is None else _foreign.take(mask, argument="mask")[0]
     _check.same_shape(keep.shape, start.shape, argument="mask", other="pruned")
-    if keep.dtype != bool:
-        raise DTypeError(f"mask must be boolean, got {keep.dtype}; use mask != 0")
+    _check.boolean(keep)
     matrix, scale = damped(seen.hessian, damping)
     wanted = right_hand_side(anchor.astype(np.float64), seen, damping, matrix, scale)
     values = _solve(start.astype(np.float64), keep, matrix, wanted)
