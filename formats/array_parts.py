@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sparse24 import _arrays, _excess, _storage
@@ -58,12 +56,8 @@ def _parts_n_m(array: NMArray) -> Parts:
     )
 
 
-def array_of(parts: AnyParts, device: str = "cpu") -> Any:
-    """The array of checked parts, on `device`."""
-    return _array_on_cpu(parts).to_device(device)
-
-
-def _array_on_cpu(parts: AnyParts) -> SparseArray:
+def array_of(parts: AnyParts) -> SparseArray:
+    """The array of checked parts, on the CPU."""
     if isinstance(parts, HybridParts):
         return HybridArray(parts.stored.map(np.array), parts.nnz, parts.n_hint)
     values, metadata = (np.array(x) for x in (parts.values, parts.metadata))

@@ -163,7 +163,7 @@ def kept_of(starts, columns, values, kept) -> tuple[Any, Any, Any]:
     return starts, columns[kept], values[kept]
 
 
-def csr_of_24(values, metadata, shape, dtype=None):
+def csr_of_24(values, metadata, shape, dtype):
     """CSR matrix from the canonical values and metadata of a 2:4 matrix, NumPy arrays."""
     from scipy import sparse
 

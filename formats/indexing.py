@@ -240,7 +240,7 @@ def is_slice(value) -> bool:
     """True for a slice of step 1 whose ends are whole numbers, or left out."""
     if not isinstance(value, slice):
         return False
-    ends = (value.start, value.stop, value.step)
+    ends = (value.start, value.stop, value.step)  # arrays among them are no ends, nor compared
     return all(end is None or _is_end(end) for end in ends) and value.step in (None, 1)
 
 

@@ -88,7 +88,7 @@ def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
     for name, entry in entries_of(file).items():
         parts = read_parts(file, name, entry)
         try:
-            loaded[name] = array_of(parts, device)
+            loaded[name] = array_of(parts).to_device(device)
         except PatternError as error:
             raise FormatError(
                 f"{file.path}, array {name!r} claims to be transposable: {error.args[0]}"

@@ -211,7 +211,7 @@ class Calibration:
     def _new_bias(self, pruned, dense, bias):
         new, restore = _foreign.take(pruned, argument="pruned")
         _check.not_bits(new, argument="pruned")
-        check_weight_type(new, argument="pruned", way_out="multiply the weights by a mask first")
+        check_pruned_type(new, way_out="multiply the weights by a mask first")
         self._check_weights(new.shape)
         before = _arrays.namespace(new).zeros(len(new), new.dtype)
         if bias is not None:
@@ -284,8 +284,8 @@ def _sum(term, past):
     return term if past is None else term + past
 
 
-def check_weight_type(x, *, argument: str, way_out: str) -> None:
+def check_pruned_type(x, *, way_out: str) -> None:
     """Refuse weights of other types than sparse24 stores, in which results would be returned."""
     if x.dtype == bool:
-        raise DTypeError(f"{argument} must hold weights, got bool; {way_out}")
-    _arrays.logical_dtype(x, argument=argument)
+        raise DTypeError(f"pruned must hold weights, got bool; {way_out}")
+    _arrays.logical_dtype(x, argument="pruned")

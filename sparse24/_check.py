@@ -121,6 +121,12 @@ def same_shape(got, want, *, argument: str, other: str) -> None:
         )
 
 
+def boolean(mask, *, argument: str = "mask") -> None:
+    """Refuse an array of any library that does not hold booleans."""
+    if not str(mask.dtype).endswith("bool"):  # "torch.bool" as well
+        raise DTypeError(f"{argument} must be boolean, got {mask.dtype}; use {argument} != 0")
+
+
 def layer_shapes(x, weight) -> None:
     """Refuse tokens and a weight of these shapes whose linear layer does not exist."""
     if len(weight) != 2 or not x or x[-1] != weight[1]:

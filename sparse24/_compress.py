@@ -16,7 +16,7 @@ from sparse24 import (
     _storage,
 )
 from sparse24._compress_records import compress_rows, records_both_ways, transposable_records
-from sparse24._errors import ArgumentError, DTypeError
+from sparse24._errors import ArgumentError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified
@@ -178,9 +178,8 @@ def _kept_dense(x, record: Compressed24, rule: str, swap: bool):
 
 
 def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
-    operand = Operand24(record, None, None, record.shape, record.dtype)
-    operand = operand.transposed() if swap else operand
-    return Operand24(operand.rows, operand.columns, dense, operand.shape, operand.dtype)
+    operand = Operand24(record, None, _swapped(dense, swap), record.shape, record.dtype)
+    return operand.transposed() if swap else operand
 
 
 def _prepared(x, dtype):
@@ -262,8 +261,7 @@ def checked_mask(mask, x):
     """The mask as an array beside `x`; refuses another shape or type."""
     mask, _ = _foreign.take(mask, argument="mask")
     _check.same_shape(mask.shape, x.shape, argument="mask", other="x")
-    if mask.dtype != bool:
-        raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+    _check.boolean(mask)
     return mask
 
 

@@ -98,7 +98,8 @@ def explain(
                 "grouped products, those with offsets, take no c, alpha, beta, epilogue, algorithm "
                 "or a_dtype; drop them"
             )
-        call = Call(None, 1.0, 0.0, dtype, None, scales, "auto", b_dtype, fast_accumulation)
+        options = {"dtype": dtype, "scales": scales, "fast_accumulation": fast_accumulation}
+        call = Call(other_dtype=b_dtype, **options)
         chosen, why = _grouped_matmul.explained(a, b, out, offsets, call, gated=gated)
         return Explanation(chosen, (), {}, why)
     if gated:

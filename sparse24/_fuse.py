@@ -107,7 +107,7 @@ def _vector(name: str, x, m: int, n: int, xp, real):
     x, _ = _foreign.take(x, argument=name)
     _devices.refuse_elsewhere(x, argument=name)
     _arrays.check_real(x, argument=name)
-    if x.size == 1 and x.ndim == 0:
+    if x.ndim == 0:
         return _vector(name, xp.broadcast_to(xp.asarray(x), (n,)), m, n, xp, real)
     vector = xp.ascontiguousarray(xp.asarray(x).reshape(-1).astype(real, copy=False))
     if x.shape in ((n,), (1, n)):

@@ -114,7 +114,8 @@ def matmul(
     """
     _gradients.refuse(a, "a")
     _gradients.refuse(b, "b")
-    if fast_accumulation is not True or not type(algorithm) is type(precision) is str:
+    usual = fast_accumulation is True and type(algorithm) is type(precision) is str
+    if not (usual and precision == "full"):
         fast_accumulation = _checked_options(algorithm, fast_accumulation, precision)
     if out is not None or c is not None or epilogue is not None or scales is not None:
         _gradients.refuse(out, "out")
@@ -132,7 +133,7 @@ def matmul(
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = NO_OPTIONS if call.is_plain else call
     if precision != "full":
-        return _other_formats.in_tf32(precision, a, b, out, call)
+        return _other_formats.in_tf32(a, b, out, call)
     a, b = one_dense(a, b) if call.fits_all_formats else (a, b)
     if isinstance(a, Sparse24Array):
         return a._multiply(b, out, call)

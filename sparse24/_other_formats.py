@@ -54,9 +54,8 @@ def in_place_of(*operands) -> str:
     return "; in place of a Windows24 pass the array whose windows() made it, to have derivatives"
 
 
-def in_tf32(precision: str, a, b, out, call: Call):
+def in_tf32(a, b, out, call: Call):
     """The product of an n:m array in TF32; other formats multiply in full precision only."""
-    _check.one_of(precision, ("full", "tf32"), argument="precision")
     left = isinstance(a, SparseArray)
     sparse, other = (a, b) if left else (b, a)
     if not isinstance(sparse, NMArray):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _foreign_streams, _scales
-from sparse24._calibration import Calibration, check_weight_type
-from sparse24._errors import DTypeError, ShapeError
+from sparse24._calibration import Calibration, check_pruned_type
+from sparse24._errors import ShapeError
 from sparse24._sparsegpt import damped, narrowed
 
 STEPS = 60  # of conjugate gradients at most
@@ -74,8 +74,7 @@ def _refitted(pruned, dense, calibration, mask, damping: float):
     for argument, array in (("pruned", start), ("dense", anchor)):
         _check.not_bits(array, argument=argument)
         _arrays.check_real(array, argument=argument)
-    way_out = "pass a mask as mask=, and dense as pruned, too"
-    check_weight_type(start, argument="pruned", way_out=way_out)
+    check_pruned_type(start, way_out="pass a mask as mask=, and dense as pruned, too")
     _check.same_shape(anchor.shape, start.shape, argument="dense", other="pruned")
     if start.ndim != 2 or start.shape[1] != len(seen.hessian):
         raise ShapeError(
@@ -84,8 +83,7 @@ def _refitted(pruned, dense, calibration, mask, damping: float):
         )
     keep = start != 0 if mask is None else _foreign.take(mask, argument="mask")[0]
     _check.same_shape(keep.shape, start.shape, argument="mask", other="pruned")
-    if keep.dtype != bool:
-        raise DTypeError(f"mask must be boolean, got {keep.dtype}; use mask != 0")
+    _check.boolean(keep)
     matrix, scale = damped(seen.hessian, damping)
     wanted = right_hand_side(anchor.astype(np.float64), seen, damping, matrix, scale)
     values = _solve(start.astype(np.float64), keep, matrix, wanted)

@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes
-from sparse24._errors import ArgumentError, DTypeError
+from sparse24._errors import ArgumentError
 from sparse24._jax import splits
 from sparse24._jax.axes import vary, varying
 from sparse24._jax.calls import is_traced
@@ -141,8 +141,7 @@ def _check_arrays(x: Any, weight: Any, bias: Any, mask: Any) -> None:
         _arrays.check_real(bias, argument="bias")
     if mask is not None:
         _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
-        if mask.dtype != bool:
-            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+        _check.boolean(mask)
 
 
 def mask(x, *, transposable: bool = False):

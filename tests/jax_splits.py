@@ -16,7 +16,6 @@ from sparse24 import jax as sj
 
 MESH = jax.make_mesh((2, 2), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
 WAYS = (lambda f: f), jax.jit
-WHOLE = P()
 RANDOM = np.random.default_rng(0)
 
 

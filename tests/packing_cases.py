@@ -47,7 +47,7 @@ def bits(x: np.ndarray) -> np.ndarray:
     return x.view(f"u{x.dtype.itemsize}")
 
 
-def place(x: np.ndarray, layout: str = "rows", dtype=None):
+def place(x: np.ndarray, layout: str = "rows"):
     """A CuPy array equal to `x`, in storage dtype, laid out as named."""
     import cupy as cp
 

@@ -60,13 +60,13 @@ def problem_of(a, b, out_dtype, **fields) -> Problem:
     )  # fmt: skip
 
 
-def empty_result(problem: Problem, *, pad: int = 0):
+def empty_result(problem: Problem):
     """A poisoned result array of the problem's dtype and order."""
     import cupy as cp
 
     host = np.zeros((problem.batch, problem.m, problem.n), numpy_dtype(problem.out_dtype))
     order = problem.out_order if problem.out_order != "strided" else "row"
-    out = to_device(host, order=order, pad=pad, rows_aligned=problem.aligned)
+    out = to_device(host, order=order, rows_aligned=problem.aligned)
     if out.size:
         out[...] = cp.nan if out.dtype.kind == "f" else 77
     return out

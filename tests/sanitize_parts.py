@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _arrays, _dtypes, _storage
+from sparse24 import _arrays, _dtypes, _storage, _target
 from sparse24._grouped import dispatch as grouped_dispatch
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import predict as hybrid_predict
@@ -44,7 +44,7 @@ def products(name: str, columns: int) -> None:
 
     m, k = 200, 264
     a = s24.compress(draw((m, k), name), on_excess="prune", dtype=name, keep_dense=True)
-    epilogue = s24.Epilogue(bias=cp.ones(columns, _real(name)), activation="gelu")
+    epilogue = s24.Epilogue(bias=cp.ones(columns, _target.real_of(name)), activation="gelu")
     by_rows = draw((k, columns), name)
     for b in (draw((columns, k), name).T, by_rows):
         options = {"b_dtype": name if name.startswith("float8") else None}
@@ -101,11 +101,11 @@ def experts_in_one_launch() -> None:
         cp.cuda.set_allocator(_cleared)
         s24.grouped_matmul(a, cp.ascontiguousarray(x.T), offsets=offsets, b_dtype=name)
         if not name.startswith("float8"):
-            s24.grouped_linear(x, a, cp.ones((4, 200), _real(name)), offsets=offsets)
+            s24.grouped_linear(x, a, cp.ones((4, 200), _target.real_of(name)), offsets=offsets)
         gate = s24.compress(draw((4, 384, 272), name), on_excess="prune", dtype=name)
         for tokens in (x, draw((1900, 272), name)):  # narrow tiles and wide ones
             t = len(tokens)
-            scales = cp.ones(t, _real(name)), cp.ones((4, 384), _real(name))
+            scales = cp.ones(t, _target.real_of(name)), cp.ones((4, 384), _target.real_of(name))
             s24.grouped_linear(
                 tokens, gate, offsets=cp.asarray([0, 0, t - 71, t - 1, t]), activation="silu",
                 gated=True, scales=scales, x_dtype=name,
@@ -141,10 +141,6 @@ def _cleared(size: int):
     if size:
         memory.memset(0, size)
     return memory
-
-
-def _real(name: str):
-    return np.float64 if name == "float64" else np.float32
 
 
 def packing() -> None:

@@ -141,9 +141,9 @@ def cusparse(bench, monkeypatch):
     return module
 
 
-def a_matrix(module, dtype="float16"):
+def a_matrix(module):
     starts, columns = (np.array(x, np.int32).view(OnGpu) for x in ((0, 1, 3), (2, 0, 1)))
-    return module.Csr(starts, columns, np.ones(3, dtype).view(OnGpu), (2, 3))
+    return module.Csr(starts, columns, np.ones(3, np.float16).view(OnGpu), (2, 3))
 
 
 def test_a_product_analyses_first_and_destroys_its_descriptors(cusparse):
@@ -180,15 +180,15 @@ class Timed:
     us = property(lambda self: self.us_of[self.algorithm])
 
 
-def search(cusparse, monkeypatch, refused, n=4, copies=3):
+def search(cusparse, monkeypatch, refused, n=4):
     raced = []
     cusparse.noted.refused = refused
     monkeypatch.setattr(Timed, "us_of", {4: 5.0, 6: 9.0, 12: 15.1, 2: 4.0, 3: 4.5})
     monkeypatch.setattr(cusparse, "Contender", Timed)
     monkeypatch.setattr(cusparse, "race", lambda found, **how: raced.append(found))
-    best = cusparse.best([a_matrix(cusparse)] * copies, np.ones((3, n), np.float16))
+    best = cusparse.best([a_matrix(cusparse)] * 3, np.ones((3, n), np.float16))
     assert best.out.shape == (2, n)
-    assert best.contender.calls == copies
+    assert best.contender.calls == 3
     assert best.contender.samples == []
     return best.way, [*raced[0]]
 

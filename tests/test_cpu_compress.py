@@ -31,14 +31,14 @@ def assert_same_bits(got, want):
     np.testing.assert_array_equal(bits(got), bits(want))
 
 
-def random_matrix(rng, shape, name, special=0.4):
+def random_matrix(rng, shape, name):
     """Normal numbers, mixed with zeros of both signs, ties, infinities and NaNs."""
     dtype = _dtypes.TABLE[name].logical
     if name == "int8":
         return rng.integers(-128, 128, shape).astype(np.int8) * (rng.random(shape) > 0.3)
     with np.errstate(invalid="ignore"):
         odd = rng.choice(SPECIAL, shape)
-        return np.where(rng.random(shape) < special, odd, rng.standard_normal(shape)).astype(dtype)
+        return np.where(rng.random(shape) < 0.4, odd, rng.standard_normal(shape)).astype(dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

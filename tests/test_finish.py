@@ -31,9 +31,9 @@ def make(request):
     return MAKE[request.param]
 
 
-def operands(rng, xp, make, name: str, shape=(7, 20)):
+def operands(rng, xp, make, name: str):
     """A weight in a format, and what it means in float64; tokens."""
-    w, x = (rng.standard_normal(s).astype(TYPES[name]) for s in (shape, (5, shape[1])))
+    w, x = (rng.standard_normal(s).astype(TYPES[name]) for s in ((7, 20), (5, 20)))
     a = make(put(w, xp))
     return a, _arrays.to_numpy(a.toarray()).astype(np.float64), x
 

@@ -31,9 +31,6 @@ def lie_otherwise(x):
     }  # fmt: skip
 
 
-LAYOUTS = tuple(lie_otherwise(np.zeros((2, 2))))
-
-
 def test_overflow_keeps_every_element(rng):
     w = families.make("iid", (30, 50), zeros=0.95, rng=rng).view(np.uint32)
     kept = hybrid_overflow.prepare(w, TABLE["float32"])

@@ -226,9 +226,10 @@ def test_a_slice_ends_at_a_number_in_an_array_without_axes(make, rng):
     a = MAKERS[make](rng.standard_normal((8, 16)))
     for key in (slice(np.array(4), None), (slice(np.array(0), np.array(4)), slice(np.array(8)))):
         np.testing.assert_array_equal(a[key].toarray(), a.toarray()[key])
-    for end in (np.array(4.0), np.array([4]), np.array(True)):
-        with pytest.raises(s24.ArgumentError, match="a slice has whole numbers"):
-            a[:end]
+    for end in (np.array(4.0), np.array([4]), np.array([1, 4]), np.array(True)):
+        for key in (slice(end), slice(None, None, end)):
+            with pytest.raises(s24.ArgumentError, match="a slice has whole numbers"):
+                a[key]
 
 
 @pytest.mark.parametrize("make", ["two_four", "n_m"])

@@ -19,8 +19,8 @@ def jax():
         yield jax
 
 
-def data(rng, dtype=np.float64, tokens=(3, 4), m=8, k=16):
-    arrays = (rng.normal(size=s) for s in ((*tokens, k), (m, k), (m,), (*tokens, m)))
+def data(rng, dtype=np.float64, tokens=(3, 4)):
+    arrays = (rng.normal(size=s) for s in ((*tokens, 16), (8, 16), (8,), (*tokens, 8)))
     return tuple(a.astype(dtype) for a in arrays)
 
 

@@ -14,13 +14,6 @@ from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, ShapeError
 
 
-def run(recipe, weights, steps, grads=None, seed=0):
-    state = S.init(recipe, weights, seed=seed)
-    for _ in range(steps):
-        state, masks, events = S.step(state, weights=weights, gradients=grads)
-        yield state, masks, events
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 def test_arrays_are_those_of_the_layers_at_every_step(frozen, rng):
     """Also where no mask is due, and nothing reads them."""
@@ -55,8 +48,9 @@ def test_arrays_are_those_of_the_layers_at_every_step(frozen, rng):
 def test_events_tell_the_exact_count_at_every_update(pattern, rng):
     weights = layers(rng, a=(32, 64), b=(64, 32))
     recipe = S.Recipe(S.CubicScheduler(0.7, 0.1, start=2, stop=9, every=3), pattern=pattern)
-    steps = []
-    for _, masks, events in run(recipe, weights, 12):
+    state, steps = S.init(recipe, weights), []
+    for _ in range(12):
+        state, masks, events = S.step(state, weights=weights)
         for event in events:
             steps.append(event.step)
             assert masks[event.name].sum() == event.nnz

@@ -24,8 +24,8 @@ def both_ways(device="cpu"):
     return x * s24.mask(x, transposable=True)
 
 
-def packed_layer(weight, bias=True):
-    layer = torch.nn.Linear(*weight.shape[::-1], bias=bias)
+def packed_layer(weight):
+    layer = torch.nn.Linear(*weight.shape[::-1])
     layer.weight = torch.nn.Parameter(pack(weight), requires_grad=False)
     return layer
 

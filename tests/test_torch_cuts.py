@@ -42,8 +42,8 @@ CUTS = {
 }
 
 
-def matrix(make, device="cpu", dtype=torch.float32):
-    return MAKERS[make](torch.randn(M, K, device=device, dtype=dtype))
+def matrix(make, device="cpu"):
+    return MAKERS[make](torch.randn(M, K, device=device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

@@ -77,7 +77,7 @@ def test_a_frozen_layer_keeps_its_packed_weight_in_training():
     assert layer._packed.weight is packed
 
 
-def test_a_compiled_step_of_an_optimizer_is_seen_and_not_compiled_anew():
+def test_a_compiled_step_of_an_optimizer_is_seen_and_not_compiled_anew(compiles_anew):
     layer, x = used_once()
     optimizer = torch.optim.SGD(layer.parameters(), fused=True)
     step = torch.compile(optimizer.step, backend="eager")

@@ -25,10 +25,10 @@ AVERAGES = {
 }
 
 
-def both_ways(device, dtype=torch.float32):
+def both_ways(device):
     """Matrices that can be packed along either axis, all with the same places."""
     keep = s24.mask(torch.arange(16.0 * 32).reshape(16, 32), transposable=True).to(device)
-    return torch.randn(16, 32, device=device, dtype=dtype).masked_fill(~keep, 0)
+    return torch.randn(16, 32, device=device).masked_fill(~keep, 0)
 
 
 @pytest.mark.parametrize("other", WAYS)
@@ -97,12 +97,12 @@ def test_compiled_code_leaves_its_graph_for_a_sum_which_it_cannot_look_at():
         whole(a)
 
 
-def models(count, device="cpu", way=pack, dtype=torch.float32):
+def models(count, device, way=pack):
     """Some with a packed weight of the same places, and what they are made of."""
-    weights = [both_ways(device, dtype) for _ in range(count)]
+    weights = [both_ways(device) for _ in range(count)]
     nets = []
     for weight in weights:
-        net = torch.nn.Sequential(torch.nn.Linear(32, 16, device=device, dtype=dtype))
+        net = torch.nn.Sequential(torch.nn.Linear(32, 16, device=device))
         net[0].weight = torch.nn.Parameter(way(weight), requires_grad=False)
         nets.append(net)
     return nets, weights

@@ -15,7 +15,7 @@ RIVAL = "cublas"
 Curves = dict[tuple[int, int], dict[int, float]]
 
 
-def curves(suites: dict[str, dict[str, Any]], dtype: str = DTYPE) -> Curves:
+def curves(suites: dict[str, dict[str, Any]]) -> Curves:
     """Speed-up over the dense product by tokens, for every weight (m, k) with few tokens."""
     found: Curves = defaultdict(dict)
     few = suites.get("few_tokens", {}).get("cases", [])
@@ -23,7 +23,7 @@ def curves(suites: dict[str, dict[str, Any]], dtype: str = DTYPE) -> Curves:
     for case in [*few, *suites.get("gemm", {}).get("cases", [])]:
         weight = (case.get("m"), case.get("k"))
         rival = case.get("rivals", {}).get(RIVAL)
-        if case.get("dtype") == dtype and weight in weights and rival:
+        if case.get("dtype") == DTYPE and weight in weights and rival:
             found[weight].setdefault(case["n"], rival / case["ours_us"])
     return {weight: dict(sorted(points.items())) for weight, points in found.items()}
 

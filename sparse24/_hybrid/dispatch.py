@@ -114,16 +114,12 @@ def _made_elsewhere(path: str, h, out) -> bool:
 def _bound(path: str, h, b, out, balance: bool):
     """What multiplies, and `b` as it takes it; None if that is more than one launch."""
     if path == "cublas":
-        found = h.prepared("bound dense", lambda: _bound_dense(h))
+        found = h.prepared("bound dense", lambda: BoundDense(h.prepared("dense", h.toarray)))
         return (found, b) if found.takes(b, out) else None
     if path not in _KERNEL_OF:
         return None
     how = {"balance": balance} if path in _BALANCED else {}
     return _binder(path)(layout(h, path), b, out, **how)
-
-
-def _bound_dense(h):
-    return BoundDense(h.prepared("dense", h.toarray))
 
 
 def _multiply_tiles(h, b, out) -> None:

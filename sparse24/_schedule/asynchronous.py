@@ -195,16 +195,14 @@ class AsyncScheduler:
 
     def _submit(self, weights, gradients) -> Future:
         if self._pool is None:
-            done: Future = Future()
-            done.set_result(self._work(weights, gradients, contextlib.nullcontext(), None))
-            return done
+            masks, events, _ = self._work(weights, gradients, None)
+            return _done(masks, events)
         begin = self._lane.mark() if self._lane else None
-        lane = self._lane.use() if self._lane else contextlib.nullcontext()
-        return self._pool.submit(self._work, weights, gradients, lane, begin)
+        return self._pool.submit(self._work, weights, gradients, begin)
 
-    def _work(self, weights, gradients, lane, begin):
-        with lane:
-            if self._lane is not None and begin is not None:
+    def _work(self, weights, gradients, begin):
+        with self._lane.use() if self._lane else contextlib.nullcontext():
+            if self._lane is not None:
                 self._lane.wait(begin)
             self._state, masks, events = core.step(
                 self._state,

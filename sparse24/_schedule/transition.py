@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sparse24 import _check
-from sparse24._errors import DTypeError
 from sparse24._schedule.arrays import Array, namespace, select
 
 
@@ -49,8 +48,7 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
 def _check_masks(old: Array, new: Array) -> None:
     for name, mask in (("old", old), ("new", new)):
         _check.is_array(mask, argument=name)
-        if not str(mask.dtype).endswith("bool"):  # "torch.bool" as well
-            raise DTypeError(f"{name} must be boolean, got {mask.dtype}; use {name} != 0")
+        _check.boolean(mask, argument=name)
     _check.same_shape(old.shape, new.shape, argument="old", other="new")
 
 

@@ -11,16 +11,15 @@ from torch import Tensor
 from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 from sparse24._grouped_matmul import grouped_linear as packed_grouped_linear
-from sparse24._torch import ops
 from sparse24._torch import state as torch_state
 from sparse24._torch.check import check_experts, check_whole
 from sparse24._torch.compiled import is_compiled
 from sparse24._torch.experts_compiled import by_packing, experts_product
 from sparse24._torch.experts_linear import experts_rule, grouped_linear, masked_grouped_linear
 from sparse24._torch.finish import checked_finish, finished
-from sparse24._torch.kept import forget, found_or_packed, will_change
+from sparse24._torch.kept import found_or_packed
 from sparse24._torch.linear import autocast_dtype, cast
-from sparse24._torch.packed import Origin, kept
+from sparse24._torch.packed import kept
 from sparse24._torch.pruned import PrunedLayer
 from sparse24._torch.transforms import refuse_transforms
 from sparse24._torch.ways import has_elements
@@ -180,24 +179,8 @@ class SparseExperts(PrunedLayer):
         for part in both:
             torch.nn.init.uniform_(part, -bound, bound)
 
-    def _origin(self) -> Origin:
-        """What its packed weight is made of."""
-        return Origin(self.weight, self.mask, self.bias, None, self.rule.transposable)
-
-    def current_mask(self) -> Tensor:
-        """The mask that a forward pass would use now (with autocast, rounding may change ties)."""
-        if self.mask is not None:
-            return self.mask
-        check_whole(self.weight)
-        return ops.keep(self.weight, self.rule.transposable)
-
     def forward(self, x: Tensor, offsets) -> Tensor:
-        learns = torch.is_grad_enabled()
-        if not learns:
-            self._look_again()
-        elif will_change(self):
-            forget(self)
-        way = self._way_now()
+        way, learns = self._way_of_pass(), torch.is_grad_enabled()
         if way != "weight":
             mask = self.mask if way == "masked" else None
             y = masked_grouped_linear(x, self.weight, self.bias, offsets, mask, self.rule)

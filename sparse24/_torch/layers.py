@@ -8,13 +8,12 @@ from torch import Tensor
 from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 from sparse24._schedule.gradients import soft_threshold_scale
-from sparse24._torch import ops
 from sparse24._torch import samples as torch_samples
 from sparse24._torch import state as torch_state
 from sparse24._torch.check import check_linear, check_tensor, check_whole, whole
 from sparse24._torch.compiled import by_packing, is_compiled, is_exported, layer_product
 from sparse24._torch.encoders import watch_encoders
-from sparse24._torch.kept import forget, found_or_packed, will_change
+from sparse24._torch.kept import found_or_packed
 from sparse24._torch.linear import (
     MODES,
     autocast_dtype,
@@ -26,7 +25,7 @@ from sparse24._torch.linear import (
     unfolded,
     unpruned,
 )
-from sparse24._torch.packed import Origin, kept
+from sparse24._torch.packed import kept
 from sparse24._torch.pruned import PrunedLayer
 from sparse24._torch.transforms import are_transformed, refuse_transforms
 from sparse24._torch.ways import has_elements
@@ -109,8 +108,6 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     >>> int(layer.current_mask().sum()), layer.to_dense()
     (16, Linear(in_features=8, out_features=4, bias=True))
     """
-
-    scale: Tensor | None
 
     def __init__(
         self,
@@ -202,19 +199,6 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
             else:  # the weight was loaded by assign=True, the layer made on the meta device
                 self.scale = fitting
 
-    def _origin(self) -> Origin:
-        """What its packed weight is made of."""
-        return Origin(self.weight, self.mask, self.bias, self.scale, self.rule.transposable)
-
-    def current_mask(self) -> Tensor:
-        """The mask that a forward pass would use now (with autocast, rounding may change ties)."""
-        if self.mask is not None:
-            return self.mask
-        check_whole(self.weight)
-        if self.sparse == "masked":
-            return torch.ones_like(self.weight, dtype=torch.bool)
-        return ops.keep(self._origin().latent(), self.rule.transposable)
-
     @property
     def takes_masks(self) -> bool:
         """True if a mask can be set: the layer's weight is pruned, and not by a projection."""
@@ -231,12 +215,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         check_activation(self.sparse, self.rule, mask)
 
     def forward(self, x: Tensor) -> Tensor:
-        learns = torch.is_grad_enabled()
-        if not learns:
-            self._look_again()
-        elif will_change(self):
-            forget(self)
-        way = self._way_now()
+        way, learns = self._way_of_pass(), torch.is_grad_enabled()
         if way == "dense":
             return unpruned(x, self.weight, self.bias)
         if way == "weight" and not learns:

@@ -90,7 +90,7 @@ class _Product(torch.autograd.Function):
         return ours.matmul(*pair, dtype=dtype)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+    def backward(ctx, gradient: Tensor):
         shape, dtype = ctx.like
         transposed = ctx.array.mT
         if len(shape) == 1 and transposed.ndim > 2:  # the vector has met every matrix of a stack

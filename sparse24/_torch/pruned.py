@@ -10,10 +10,11 @@ from torch import Tensor
 
 from sparse24 import _arrays, _check
 from sparse24._errors import DTypeError, UnsupportedError
+from sparse24._torch import ops
 from sparse24._torch import state as torch_state
-from sparse24._torch.check import check_mask
-from sparse24._torch.kept import forget
-from sparse24._torch.packed import Packed
+from sparse24._torch.check import check_mask, check_whole
+from sparse24._torch.kept import forget, will_change
+from sparse24._torch.packed import Origin, Packed
 from sparse24._torch.transforms import are_transformed
 from sparse24._torch.ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
@@ -39,6 +40,7 @@ class PrunedLayer(torch.nn.Module):
     weight: Tensor
     bias: Tensor | None
     mask: Tensor | None
+    scale: Tensor | None  # of a projection that takes the place of a mask
     rule: Rule
     sparse = "weight"  # how to multiply where no mask says otherwise
 
@@ -112,6 +114,27 @@ class PrunedLayer(torch.nn.Module):
             return  # that way serves any mask
         if self._looked_at.mask is mask and self._looked_at.version != version_of(mask):
             self._choose_way(None)
+
+    def _origin(self) -> Origin:
+        """What its packed weight is made of."""
+        return Origin(self.weight, self.mask, self.bias, self.scale, self.rule.transposable)
+
+    def current_mask(self) -> Tensor:
+        """The mask that a forward pass would use now (with autocast, rounding may change ties)."""
+        if self.mask is not None:
+            return self.mask
+        check_whole(self.weight)
+        if self.sparse == "masked":
+            return torch.ones_like(self.weight, dtype=torch.bool)
+        return ops.keep(self._origin().latent(), self.rule.transposable)
+
+    def _way_of_pass(self) -> str:
+        """How to multiply in the pass that begins; what changed, or is about to, is seen first."""
+        if not torch.is_grad_enabled():
+            self._look_again()
+        elif will_change(self):
+            forget(self)
+        return self._way_now()
 
     def _way_now(self) -> str:
         """How to multiply at this call, for which `torch.func.functional_call` may lend a mask."""

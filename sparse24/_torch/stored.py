@@ -67,7 +67,7 @@ def restored(
     lists = [_packed(*pair, size) for pair, size in zip(pairs, shapes, strict=False)]
     seen = _check.sizes((*lead, *(shapes[1] if turned else shapes[0])), argument="shape")
     a = Sparse24Tensor([part for parts in lists for part in parts], seen, turned=bool(turned))
-    return torch.nn.Parameter(a, learns) if parameter else a.requires_grad_(learns)  # type: ignore[return-value]
+    return torch.nn.Parameter(a, learns) if parameter else a.requires_grad_(learns)
 
 
 def _packed(values: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:

@@ -62,7 +62,7 @@ class Sparse24Tensor(PackedMatrix):
             [  0., 127.,   0.,   0.]])
     """
 
-    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[override]
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """The matrix with its zeros; its gradient is this tensor's."""
         learns = torch.is_grad_enabled() and self.requires_grad
         dense = differentiable(_ToDense, self) if learns else self.whole()  # parts have no graph
@@ -110,7 +110,7 @@ class Sparse24Tensor(PackedMatrix):
 
     @property
     def data(self) -> Sparse24Tensor:
-        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        return Tensor.data.__get__(self)
 
     @data.setter
     def data(self, other: Tensor) -> None:
@@ -120,7 +120,7 @@ class Sparse24Tensor(PackedMatrix):
                 f"data of a Sparse24Tensor must be another one, got {_check.shown(other)}; pack it "
                 "by to_sparse_semi_structured, or make a new parameter"
             )
-        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        Tensor.data.__set__(self, other)
         self.parts, self.turned, self.lent = other.parts, other.turned, other.lent
         self._copied_of = other._copied_of
 
