@@ -21,7 +21,7 @@ class WeightLinear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, mask, rule: Rule, clock):
         m, k = weight.shape
         parts = ops.pack(weight, mask, rule.transposable)
-        ctx.rule, ctx.has_bias = rule, bias is not None
+        ctx.rule = rule
         ctx.save_for_backward(x, weight, mask, clock, *parts)
         return ops.product(parts, m, k, x, bias, "x@At")
 
@@ -37,7 +37,7 @@ class WeightLinear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dw = _weight_gradient(dy, x, ctx.rule, clock)
             dw = _through_the_mask(dw, weight, mask, parts, ctx.rule)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[2]:
             db = dy.sum(0)
         return dx, dw, db, None, None, None
 
@@ -91,7 +91,7 @@ class ActivationLinear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, rule: Rule):
         t, k = x.shape
         parts = ops.pack(x, None, rule.transposable)
-        ctx.rule, ctx.has_bias = rule, bias is not None
+        ctx.rule = rule
         ctx.save_for_backward(x.new_empty(0) if rule.straight else x, weight, *parts)
         ctx.shape = (t, k)
         y = ops.product(parts, t, k, weight.t(), None, "A@b")
@@ -110,6 +110,6 @@ class ActivationLinear(torch.autograd.Function):
                 dx = ops.kept_gradient(dx, x, ctx.rule.transposable)
         if ctx.needs_input_grad[1]:
             dw = ops.product(parts, t, k, dy.t(), None, "x@A")
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[2]:
             db = dy.sum(0)
         return dx, dw, db, None

@@ -19,7 +19,7 @@ class SparseExpertsProduct(torch.autograd.Function):
     def forward(ctx, x, weight, bias, offsets, mask, rule: Rule):
         m, k = weight.shape[1:]
         parts = ops.pack(weight, mask, rule.transposable)
-        ctx.rule, ctx.has_bias = rule, bias is not None
+        ctx.rule = rule
         ctx.save_for_backward(x, weight, mask, offsets, *parts)
         return grouped.grouped_product(parts, m, k, x, bias, offsets, False, None, False)
 
@@ -35,7 +35,7 @@ class SparseExpertsProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dw = grouped.grouped_gradient(dy, x, offsets)
             dw = _through_the_mask(dw, weight, mask, ctx.rule)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[2]:
             db = grouped.grouped_sum(dy, offsets)
         return dx, dw, db, None, None, None
 
@@ -53,7 +53,6 @@ class DenseExpertsProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, offsets):
-        ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight, offsets)
         return grouped.grouped_dense(x, weight, bias, offsets)
 
@@ -67,6 +66,6 @@ class DenseExpertsProduct(torch.autograd.Function):
             dx = grouped.grouped_dense(dy, weight.mT, None, offsets)
         if ctx.needs_input_grad[1]:
             dw = grouped.grouped_gradient(dy, x, offsets)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[2]:
             db = grouped.grouped_sum(dy, offsets)
         return dx, dw, db, None

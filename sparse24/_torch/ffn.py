@@ -30,7 +30,6 @@ class SquaredRelu(torch.autograd.Function):
         hidden = torch.nn.functional.linear(x, up, up_bias)
         parts = pack_squared_relu(hidden)
         ctx.save_for_backward(x, up, down, up_bias, *parts)
-        ctx.has_bias = up_bias is not None
         return ops.product(parts, *hidden.shape, down.t(), None, "A@b")
 
     @staticmethod
@@ -47,7 +46,7 @@ class SquaredRelu(torch.autograd.Function):
             inner = [rows, parts[1], columns, parts[3]]
             dx = ops.product(inner, *shape, up, None, "A@b")
             d_up = ops.product(inner, *shape, x, None, "At@b")
-            if ctx.has_bias:
+            if ctx.needs_input_grad[2]:
                 d_bias = ops.dense(inner, *shape).sum(0)
         return dx, d_up, d_bias, d_down
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse24 import _arrays, _replay, _settled
 from sparse24._moved_layout import Last
-from sparse24._options import NO_OPTIONS, Epilogue
+from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._ready import Ready, ReadyProduct
 from sparse24._records import Fused
 from sparse24._torch import ops
@@ -104,8 +104,7 @@ class Packed:
             self._streams.add(_arrays.torch_stream(tensors[0]))
             self._made = torch.cuda.Event()
             self._made.record(torch.cuda.current_stream(tensors[0].device))
-        epilogue = None if bias is None else Epilogue(bias=bias)
-        self._call = NO_OPTIONS if bias is None else NO_OPTIONS._replace(epilogue=epilogue)
+        self._call = NO_OPTIONS if bias is None else Call(epilogue=Epilogue(bias=bias))
         self._plans: dict[tuple, Any] = {}  # without the address of the bias, which does not change
 
     @classmethod
