@@ -265,11 +265,17 @@ def made_by(array: Any, given: Any, maker: str) -> DTypeError:
     )
 
 
-def densified(x: Any) -> Any:
-    """A sparse array of this library, SciPy or cupyx made dense; all else unchanged."""
+def densified(x: Any, beside: Any = None) -> Any:
+    """A sparse array of this library, SciPy or cupyx made dense; all else unchanged.
+
+    An fp8 array on a GPU, whose dense form is bits, becomes one of numbers for a product with the
+    array `beside`.
+    """
     if not isinstance(x, Refusals) and not _arrays.is_sparse_matrix(x):
         return x
     try:
+        if beside is not None and hasattr(x, "_dtype"):
+            return convert.dense_beside(x, beside)
         return convert.checked(x, argument="the operand").toarray()
     except MemoryError as error:
         error.add_note(

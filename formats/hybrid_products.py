@@ -47,7 +47,7 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
         view, restore = _foreign.take(b, argument="b")
         made = matmul(h, view, given(out), algorithm, balance, sums=sums)
         return restore(made) if out is None else out
-    b = densified(b)
+    b = densified(b, h)
     with _foreign_streams.stream_of(b), keeping_with_hybrid(h, b):
         array, restore = _foreign.take(b, argument="b")
         _check_inner(h, array, "b")
@@ -79,7 +79,7 @@ def multiply_rows(h, x, *, sums: bool = False):
     if key is None and _foreign.goes_by_view(x):
         view, restore = _foreign.take(x, argument="x")
         return restore(multiply_rows(h, view, sums=sums))
-    x = densified(x)
+    x = densified(x, h)
     with _foreign_streams.stream_of(x), keeping_with_hybrid(h, x):
         array, restore = _foreign.take(x, argument="x")
         _check_inner(h, array, "x", rows=True)
@@ -126,7 +126,7 @@ def linear(h, x, call: Call):
 
 
 def _linear_on_cpu(h, x, call: Call):
-    array, restore = _foreign.take(densified(x), argument="x")
+    array, restore = _foreign.take(densified(x, h), argument="x")
     product = multiply_rows(h, array, sums=True)
     name = result_of(h._dtype, array.dtype, argument="x")
     finish = call._replace(dtype=name)
@@ -162,7 +162,7 @@ def expected(h, other, *, left: bool, sums: bool = False) -> Expected:
     h, argument = (h, "b") if left else (h.T, "a")
     if sums and h.device != "cpu":
         other, h = _widened(h, other, argument), _as_type(h, _dtypes.lookup("float32"))
-    array, _ = _foreign.take(densified(other), argument=argument)
+    array, _ = _foreign.take(densified(other, h), argument=argument)
     _check_inner(h, array, argument, rows=not left)
     same, operand = _in_one_type(h, array, argument)
     if not (operand.size and same.shape[0]):

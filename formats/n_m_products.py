@@ -48,7 +48,7 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
     if on_cpu and key is None and _foreign.goes_by_view(other):  # remembered as a NumPy array
         view, restore = _foreign.take(other, argument=argument)
         return restore(product(array, view, left=left, result=result))
-    other = densified(other)
+    other = densified(other, array)
     with _foreign_streams.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
         x, its, own = fitted(array, given, left=left)

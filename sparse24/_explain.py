@@ -146,7 +146,7 @@ def _explain_n_m(a, b, out, call: Call) -> Explanation:
     left = isinstance(a, NMArray)
     array, other = (a, b) if left else (b, a)
     with _foreign_streams.stream_of(other):
-        other, _ = _foreign.take(densified(other), argument="b" if left else "a")
+        other, _ = _foreign.take(densified(other, array), argument="b" if left else "a")
         other, _, _ = n_m_products.fitted(array, other, left=left)
         _other_formats.check_written(a, b, out, finish)
         why = n_m_products.why_dense(array, other, left=left)
