@@ -25,6 +25,7 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
 from sparse24._prune import mask as choose_mask
+from sparse24._schedule.arrays import level, select
 from sparse24._schedule.gradients import compress_mvue_24, sr_ste_gradient
 from sparse24._train_rule import checked_rule
 from sparse24.formats.two_four import Sparse24Array
@@ -245,7 +246,8 @@ def linear_backward(
         kept = saved.mask
         if kept is None:
             kept = choose_mask(saved.weight, transposable=saved.transposable)
-        dweight = dweight if rule.straight else dweight * kept
+        if not rule.straight:  # an infinity times False would be NaN
+            dweight = select(kept, dweight, level(dweight, 0))
         if rule.decay:
             dweight = sr_ste_gradient(saved.weight, dweight, kept, rule.decay)
     shape = saved.bias_shape

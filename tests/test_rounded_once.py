@@ -132,6 +132,18 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(name):
     np.testing.assert_array_equal(dbias.astype(np.float32), 4096)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_pruned_weights_have_no_gradient_where_a_sum_overflows(name, decay):
+    dtype = _dtypes.numpy_dtype(name)
+    weight = np.array([[1, 2, 3, 4]], dtype)
+    y, saved = functional.linear(np.ones((2, 4), dtype), weight)
+    dy = np.full_like(y, np.inf)
+    dweight = functional.linear_backward(dy, saved, gradient="24dense", decay=decay)[1]
+    want = [[decay, 2 * decay, np.inf, np.inf]]
+    np.testing.assert_array_equal(dweight.astype(np.float64), want)
+
+
 @pytest.mark.gpu
 def test_sums_are_not_rounded_before_they_are_finished_on_a_gpu(make):
     cupy = pytest.importorskip("cupy")
