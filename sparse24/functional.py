@@ -18,13 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check
+from sparse24 import _arrays, _check, _dtypes
 from sparse24._compress import compress
 from sparse24._devices import on_device_of_arguments
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
+from sparse24._promotion import result_of
 from sparse24._prune import mask as choose_mask
+from sparse24._schedule.arrays import level, select
 from sparse24._schedule.gradients import compress_mvue_24, sr_ste_gradient
 from sparse24._train_rule import checked_rule
 from sparse24.formats.two_four import Sparse24Array
@@ -245,7 +247,8 @@ def linear_backward(
         kept = saved.mask
         if kept is None:
             kept = choose_mask(saved.weight, transposable=saved.transposable)
-        dweight = dweight if rule.straight else dweight * kept
+        if not rule.straight:  # an infinity times False would be NaN
+            dweight = select(kept, dweight, level(dweight, 0))
         if rule.decay:
             dweight = sr_ste_gradient(saved.weight, dweight, kept, rule.decay)
     shape = saved.bias_shape
@@ -271,8 +274,11 @@ def _sum_of_rows(x):
 
 
 def _dense_product(a, b):
-    """``a @ b`` in the operands' type; NumPy has no BLAS for 16-bit floats."""
+    """``a @ b`` in the type of a sparse product; NumPy has no BLAS for 16-bit floats."""
     xp = _arrays.namespace(a)
-    if xp is np and a.dtype.itemsize == 2:
-        return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
-    return xp.matmul(a, b)
+    if xp is not np:
+        return xp.matmul(a, b)
+    result = _dtypes.lookup(result_of(_arrays.logical_dtype(b), a.dtype, argument="dy")).logical
+    wide = np.dtype(np.float32) if result.itemsize == 2 else result
+    product = np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False))
+    return product.astype(result, copy=False)

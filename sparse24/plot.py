@@ -6,7 +6,7 @@ and returns the `Axes` it drew on, so figures can be combined and changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,19 +165,23 @@ def speedup(
     >>> float(ax.patches[0].get_width())
     1.5
     """
-    if isinstance(cases, Mapping) or not all(isinstance(case, Mapping) for case in cases):
+    several = isinstance(cases, Iterable) and not isinstance(cases, Mapping)
+    given: list[Any] = list(cases) if several else [cases]  # an iterator gives its rows once
+    if not several or not all(isinstance(case, Mapping) for case in given):
         raise ArgumentError(
             f"cases must be a sequence of mappings, got {_check.shown(cases)}; of a whole file "
             "pass file['cases']"
         )
     _check.text(rival, argument="rival", such_as="a key of some case's rivals")
     _check.text(label, argument="label", such_as="a field of every case")
-    rows = [case for case in cases if case.get("rivals", {}).get(rival)]
+    rows = [case for case in given if (case.get("rivals") or {}).get(rival)]
     if not rows:
         raise ArgumentError(f"rival must be a key of some case's rivals, got {rival!r}")
     for row in rows:
-        if "ours_us" not in row:
-            raise ArgumentError(f"cases must have the field 'ours_us', got {sorted(row)}")
+        if not row.get("ours_us"):
+            raise ArgumentError(
+                f"cases must have the field 'ours_us', a time above 0, got {_check.shown(row)}"
+            )
         if label not in row:
             raise ArgumentError(f"label must be a field of every case, got {label!r}; use 'name'")
     ax = _axes(ax)
@@ -219,7 +223,7 @@ def roofline(
     Raises
     ------
     ArgumentError
-        If a rate is not a number above 0, or `points` have no names.
+        If a rate or an intensity is not a number above 0, or `points` are not pairs by name.
     UnsupportedError
         If matplotlib is not installed.
 
@@ -234,16 +238,26 @@ def roofline(
     dense_peak = _check.positive(dense_peak, argument="dense_peak")
     sparse_peak = _check.positive(sparse_peak, argument="sparse_peak")
     _check.by_name(points, argument="points", of="(intensity, rate)", optional=True)
+    shown = {name: _point(name, given) for name, given in (points or {}).items()}
     ax = _axes(ax)
     intensity = np.geomspace(1, 1e4, 200)
     for name, peak in (("dense", dense_peak), ("2:4", sparse_peak)):
         ax.plot(intensity, np.minimum(peak, bandwidth * intensity) / 1e12, label=f"{name} roof")
-    for name, (at, rate) in (points or {}).items():
+    for name, (at, rate) in shown.items():
         ax.plot([at], [rate / 1e12], "o", label=name)
     ax.set(xscale="log", yscale="log")
     ax.set(xlabel="operations a byte", ylabel="10¹² operations a second")
     ax.legend(frameon=False)
     return ax
+
+
+def _point(name: str, given: Any) -> list[float]:
+    """Intensity and rate of a point; a logarithmic axis would leave out what is not above 0."""
+    if not isinstance(given, Sequence | np.ndarray) or np.shape(given) != (2,):
+        shown = _check.shown(given)
+        raise ArgumentError(f"points must be pairs (intensity, rate), got {shown} for {name!r}")
+    names = (f"the intensity of {name!r}", f"the rate of {name!r}")
+    return [_check.positive(x, argument=own) for x, own in zip(given, names, strict=True)]
 
 
 def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
@@ -285,6 +299,9 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         )
     _check.one_of(what, ("kind", "density"), argument="what")
     ax = _axes(ax)
+    ax.set(xlabel="tile along k", ylabel="tile along m")
+    if not h.kinds.size:
+        return ax
     from matplotlib import colors
 
     if what == "density":
@@ -295,6 +312,5 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         image = ax.imshow(h.kinds, vmin=-0.5, vmax=len(NAMES) - 0.5, cmap=shades)
         bar = ax.figure.colorbar(image, ax=ax, ticks=range(len(NAMES)))
         bar.ax.set_yticklabels(NAMES)
-    ax.set(xlabel="tile along k", ylabel="tile along m")
     ax.locator_params(integer=True, min_n_ticks=1)
     return ax

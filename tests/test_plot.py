@@ -134,6 +134,26 @@ def test_options_that_are_arrays_are_named(ax):
 def test_cases_without_a_field_are_refused(ax):
     with pytest.raises(s24.ArgumentError, match="must have the field 'ours_us'"):
         s24.plot.speedup([{"name": "a", "rivals": {"x": 2.0}}], rival="x", ax=ax)
+    for time in (None, 0.0):
+        rows = [{"name": "a", "ours_us": time, "rivals": {"x": 2.0}}]
+        with pytest.raises(s24.ArgumentError, match="'ours_us', a time above 0, got"):
+            s24.plot.speedup(rows, rival="x", ax=ax)
+
+
+def test_rows_of_an_iterator_are_all_shown_but_those_without_rivals(ax):
+    rows = [{"name": str(n), "ours_us": 1.0, "rivals": {"x": n}} for n in (2.0, 3.0)]
+    s24.plot.speedup(
+        iter([*rows, {"name": "alone", "ours_us": 1.0, "rivals": None}]), rival="x", ax=ax
+    )
+    assert [bar.get_width() for bar in ax.patches] == [2, 3]
+
+
+def test_an_empty_hybrid_matrix_has_a_map_without_tiles(ax):
+    for shape in ((0, 128), (128, 0)):
+        for what in ("kind", "density"):
+            assert s24.plot.tile_map(s24.hybrid(np.zeros(shape)), what=what, ax=ax) is ax
+            assert ax.get_xlabel() == "tile along k"
+            assert not ax.images
 
 
 def test_a_roof_needs_rates(ax):
@@ -146,6 +166,19 @@ def test_a_roof_needs_rates(ax):
             s24.plot.roofline(**{rate: float("nan")}, ax=ax)
 
 
+def test_points_that_no_roofline_shows_are_refused(ax):
+    for point in (1.0, None, "12", (1.0, 2.0, 3.0), np.ones(1)):
+        with pytest.raises(s24.ArgumentError, match=r"pairs \(intensity, rate\), got .* for 'a'"):
+            s24.plot.roofline({"a": point}, ax=ax)
+    with pytest.raises(s24.ArgumentError, match="the intensity of 'a' must be above 0, got 0"):
+        s24.plot.roofline({"a": (0, 1e12)}, ax=ax)
+    with pytest.raises(s24.ArgumentError, match="the rate of 'a' must be above 0, got -1"):
+        s24.plot.roofline({"a": (1, -1)}, ax=ax)
+    assert not ax.lines
+    s24.plot.roofline({"a": np.float32([1, 2e12])}, ax=ax)
+    assert ax.lines[-1].get_ydata()[0] == pytest.approx(2)
+
+
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(s24.UnsupportedError, match=r"pip install 'sparse24\[plot\]'"):
@@ -154,7 +187,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
 
 def test_other_rows_than_those_of_a_file_are_named(ax):
     cases = [{"name": "a", "ours_us": 1.0, "rivals": {"x": 2.0}}]
-    for given in ({"header": {}, "cases": cases}, ["a"]):
+    for given in ({"header": {}, "cases": cases}, ["a"], None):
         with pytest.raises(s24.ArgumentError, match=r"cases must be .*; of a whole file pass file"):
             s24.plot.speedup(given, rival="x", ax=ax)
     with pytest.raises(s24.ArgumentError, match="label must be a field of every case, got 'size'"):

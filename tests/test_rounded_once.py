@@ -132,6 +132,34 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(name):
     np.testing.assert_array_equal(dbias.astype(np.float32), 4096)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_pruned_weights_have_no_gradient_where_a_sum_overflows(name, decay):
+    dtype = _dtypes.numpy_dtype(name)
+    weight = np.array([[1, 2, 3, 4]], dtype)
+    y, saved = functional.linear(np.ones((2, 4), dtype), weight)
+    dy = np.full_like(y, np.inf)
+    dweight = functional.linear_backward(dy, saved, gradient="24dense", decay=decay)[1]
+    want = [[decay, 2 * decay, np.inf, np.inf]]
+    np.testing.assert_array_equal(dweight.astype(np.float64), want)
+
+
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("other", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("own", ["float16", "bfloat16", "int16"])
+def test_a_weight_gradient_is_as_wide_as_that_of_x(rng, own, other, gradient):
+    """That of a float16 `dy` and a float32 `x` was float16, in which it may be infinite."""
+    x, weight = (rng.random(shape).astype(other) + 1 for shape in ((40, 8), (4, 8)))
+    y, saved = functional.linear(x, weight)
+    dy = np.full_like(y, 300, dtype=own)
+    dx, dweight, _ = functional.linear_backward(dy, saved, gradient=gradient)
+    want = dy.T.astype(np.float64) @ x.astype(np.float64)
+    want = want if gradient == "ste" else want * s24.mask(weight)
+    assert dweight.dtype == dx.dtype
+    step = {"float16": 2e-3, "bfloat16": 1e-2}.get(dweight.dtype.name, 1e-5)
+    np.testing.assert_allclose(dweight.astype(np.float64), want, rtol=step)
+
+
 @pytest.mark.gpu
 def test_sums_are_not_rounded_before_they_are_finished_on_a_gpu(make):
     cupy = pytest.importorskip("cupy")

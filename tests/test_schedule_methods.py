@@ -287,6 +287,19 @@ def test_an_average_of_weights_is_none_of_what_is_cleared():
     torch.testing.assert_close(after["ax"], weight.detach(), rtol=0.1, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(1, 8), (8, 1)])
+def test_means_of_squares_of_rows_and_columns_stay(shape):
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(shape))
+    optimizer = torch.optim.Adafactor([weight])
+    weight.grad = torch.arange(1.0, 9).reshape(shape)
+    optimizer.step()
+    old = torch.ones(shape, dtype=torch.bool)
+    after = S.mask_slots(optimizer.state[weight], old, torch.arange(8).reshape(shape) < 4)
+    for name in ("row_var", "col_var"):  # one of which has the shape of the mask
+        assert (after[name] > 0).all()
+
+
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_given_integers_beyond_float32_are_told_apart(name):
     """As ranks of the weights of a large layer are."""

@@ -58,6 +58,7 @@ SIZES = (
     "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum", "sum_of_squares", "nu", "v",
     "e_g", "e_x", "step_size", "exp_inf", "variance", "exp_avg_var", "max_exp_avg_var", "state2",
     "nu_max", "n", "hessian", "exp_hessian_diag_sq", "step_sizes", "alphak", "s", "sk", "grad_sum",
+    "row_var", "col_var",
 )  # fmt: skip
 # And copies of the weights: averages, starting points, the sequence of a schedule-free optimizer.
 WEIGHTS = (
