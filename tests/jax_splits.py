@@ -102,6 +102,25 @@ def samples():
                 yield 1
 
 
+def decays():
+    """A weight decays once, into however many parts the tokens are split."""
+    whole, tokens = draw((16, 32)), ("d", "m")
+    rows = jax.sharding.reshard(whole, NamedSharding(MESH, P("m")))
+    for x, weight in ((draw((8, 32), "d"), rows), (draw((8, 32), tokens), whole)):
+        for mask in (None, sj.mask(weight)):
+
+            def loss(w, decay, x=x, mask=mask):
+                return jnp.sin(sj.linear(x, w, mask=mask, decay=decay)).sum()
+
+            for through in WAYS:
+                slopes = (through(jax.grad(lambda w, d=d: loss(w, d)))(weight) for d in (0.5, 0.0))
+                own, plain = slopes
+                wanted = plain + 0.5 * jnp.where(sj.mask(weight), 0, weight)
+                np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-4)
+                assert jax.typeof(own) == jax.typeof(weight)
+                yield 1
+
+
 def masks():
     for parts in (("d", "m"), ("m",), (None, "d")):
         for transposable in (True, False):
@@ -132,6 +151,6 @@ def refused():
 
 if __name__ == "__main__":
     with jax.set_mesh(MESH):
-        print(*(sum(kind()) for kind in (layers, products, samples, masks)))
+        print(*(sum(kind()) for kind in (layers, products, samples, decays, masks)))
         print(*refused(), sep="\n")
     print(jax.typeof(sj.linear(draw((8, 32), "d"), draw((16, 32), "m"))))
