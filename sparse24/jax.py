@@ -114,7 +114,8 @@ def linear(
     mesh = splits.mesh_of(x, weight, bias, mask)
     if rule.decay:
         axes = varying(weight, mask)
-        weight = _decaying(vary(weight, axes), vary(mask, axes), rule)
+        kept = mask if mesh is None or mask is None else splits.as_split(mask, mesh, weight)
+        weight = _decaying(vary(weight, axes), vary(kept, axes), rule)
         rule = dataclasses.replace(rule, decay=0.0)
 
     def layer(x, weight, bias, mask, clock):
