@@ -23,10 +23,12 @@ products; what JAX would refuse there is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes
@@ -39,7 +41,7 @@ from sparse24._jax.functions import call
 from sparse24._jax.linear import linear as _linear
 from sparse24._jax.products import matmul
 from sparse24._prune import mask as choose_mask
-from sparse24._train_rule import checked_rule
+from sparse24._train_rule import Rule, checked_rule
 
 __all__ = ["call", "linear", "mask", "matmul"]
 
@@ -80,9 +82,14 @@ def linear(
     -----
     The weight is packed at each call; within ``jax.jit`` and the like backward packs it again, and
     waits for the GPU where it samples with a `step` that is an argument.  A weight that does not
-    change is compressed once, for `matmul`.  `jax.vmap` over `x` alone packs the weight once and
-    multiplies once, but makes a gradient of the weight for each element before JAX adds them up,
-    so give large batches as axes of `x`.
+    change is compressed once, for `matmul`.
+
+    `jax.vmap` over `x` alone packs the weight once and multiplies once, but makes a gradient of the
+    weight for each element before JAX adds them up, so give large batches as axes of `x`.
+
+    One call adds its decay once, also where `jax.vmap` maps over `x` alone, or a mesh splits the
+    tokens.  Within ``jax.shard_map`` with ``check_vma=False``, which does not tell what devices
+    share, each device adds it.
 
     Examples
     --------
@@ -104,6 +111,12 @@ def linear(
     rule = checked_rule(gradient, transposable, decay, seed)
     step, clock = _step(step)
     _check_arrays(x, weight, bias, mask)
+    mesh = splits.mesh_of(x, weight, bias, mask)
+    if rule.decay:
+        axes = varying(weight, mask)
+        kept = mask if mesh is None or mask is None else splits.as_split(mask, mesh, weight)
+        weight = _decaying(vary(weight, axes), vary(kept, axes), rule)
+        rule = dataclasses.replace(rule, decay=0.0)
 
     def layer(x, weight, bias, mask, clock):
         axes = varying(
@@ -112,8 +125,33 @@ def linear(
         return _linear(*(vary(a, axes) for a in (x, weight, bias, mask)), clock, rule, step)
 
     operands = x, weight, bias, mask, clock
-    mesh = splits.mesh_of(x, weight, bias, mask)
     return layer(*operands) if mesh is None else splits.times_weight(layer, mesh, operands, rule)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _decaying(weight, mask, rule: Rule):
+    """The weight, to whose gradient the decay is added.
+
+    Apart from the layer: JAX adds up the weight's gradients of elements and of devices, and those
+    of one pass have one decay.
+    """
+    return weight
+
+
+def _decaying_forward(weight, mask, rule: Rule):
+    return weight, (weight, mask)
+
+
+def _decaying_backward(rule: Rule, residual, gradient):
+    weight, given = residual
+    kept = mask(weight, transposable=rule.transposable) if given is None else given
+    wide = _dtypes.lookup(weight.dtype).accumulator
+    decay = rule.decay * jnp.where(kept, 0, weight).astype(wide)
+    decayed = (gradient.astype(wide) + decay).astype(weight.dtype)
+    return decayed, None if given is None else np.zeros(given.shape, jax.dtypes.float0)
+
+
+_decaying.defvjp(_decaying_forward, _decaying_backward)
 
 
 def _step(step: Any) -> tuple[int, Any]:

@@ -63,6 +63,18 @@ def compared(devices, to_device=lambda A: A):
 
             count += same(over(loss, (TOKENS, WHOLE, WHOLE), WHOLE), plain, x, weight, bias)
 
+        def decaying(x, w):
+            y = sj.linear(x, w, gradient="24dense", decay=0.5)
+            return jax.lax.psum(jnp.sin(y).sum(), "d")
+
+        times = 1 if checked else len(devices)  # unchecked, types do not tell devices apart
+
+        def decayed(x, w, times=times):  # the gradient alone: a penalty less its own value
+            penalty = 0.25 * times * jnp.square(jnp.where(kept, 0, w)).sum()
+            return plain(x, w, 0) + penalty - jax.lax.stop_gradient(penalty)
+
+        count += same(over(decaying, (TOKENS, WHOLE), WHOLE), decayed, x, weight)
+
         def by_rows(x, w, b):  # of the weight, as of tensor parallelism
             return jax.lax.psum(jnp.sin(sj.linear(x, w, b, gradient="24dense")).sum(), "d")
 

@@ -102,6 +102,30 @@ def samples():
                 yield 1
 
 
+def decays():
+    """A weight decays once, into however many parts the tokens are split."""
+    whole, tokens = draw((16, 32)), ("d", "m")
+    rows = jax.sharding.reshard(whole, NamedSharding(MESH, P("m")))
+    for x, weight, parts in (
+        (draw((8, 32), "d"), rows, P("m")),
+        (draw((8, 32), tokens), whole, P()),
+        (draw((8, 32), "d"), whole, P("m")),  # a mask may be split otherwise
+    ):
+        kept = sj.mask(weight)
+        for mask in (None, jax.sharding.reshard(kept, NamedSharding(MESH, parts))):
+
+            def loss(w, decay, x=x, mask=mask):
+                return jnp.sin(sj.linear(x, w, mask=mask, decay=decay)).sum()
+
+            for through in WAYS:
+                slopes = (through(jax.grad(lambda w, d=d: loss(w, d)))(weight) for d in (0.5, 0.0))
+                own, plain = slopes
+                wanted = plain + 0.5 * jnp.where(kept, 0, weight)
+                np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-4)
+                assert jax.typeof(own) == jax.typeof(weight)
+                yield 1
+
+
 def masks():
     for parts in (("d", "m"), ("m",), (None, "d")):
         for transposable in (True, False):
@@ -132,6 +156,6 @@ def refused():
 
 if __name__ == "__main__":
     with jax.set_mesh(MESH):
-        print(*(sum(kind()) for kind in (layers, products, samples, masks)))
+        print(*(sum(kind()) for kind in (layers, products, samples, decays, masks)))
         print(*refused(), sep="\n")
     print(jax.typeof(sj.linear(draw((8, 32), "d"), draw((16, 32), "m"))))

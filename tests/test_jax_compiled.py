@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -99,6 +101,20 @@ def test_loops_checkpoints_and_vectorised_maps(place, rng):
     close(twice, layer(want))
     slope = jax.grad(lambda x: jax.checkpoint(layer)(x).sum())(x)
     close(slope, jax.grad(lambda x: layer(x).sum())(x))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_maps_over_tokens_have_one_decay(place, rng, given):
+    x, weight = draw(rng, (8, 16)), draw(rng, (4, 16))
+    kept = sj.mask(weight)
+    layer = functools.partial(sj.linear, mask=kept if given else None)
+    plain = jax.grad(lambda w: jnp.sin(layer(x, w)).sum())(weight)
+    want = plain + 0.5 * jnp.where(kept, 0, weight)
+    mapped = lambda w: jax.vmap(lambda x: layer(x, w, decay=0.5))(x)  # noqa: E731
+    for function in (lambda w: layer(x, w, decay=0.5), mapped):
+        slope = jax.grad(lambda w, f=function: jnp.sin(f(w)).sum())
+        close(slope(weight), want)
+        close(jax.jit(slope)(weight), want)
 
 
 FORMATS = {

@@ -18,7 +18,7 @@ import jax_shards  # noqa: E402
 
 from sparse24._jax import axes as jax_axes  # noqa: E402
 
-COMPARED = "76"
+COMPARED = "88"
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])

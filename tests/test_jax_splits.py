@@ -26,7 +26,7 @@ def told():
 
 
 def test_results_and_gradients_are_split_as_dense_ones(told):
-    assert told[0] == "96 20 8 6"
+    assert told[0] == "96 20 8 12 6"
 
 
 def test_what_jax_refuses_is_refused_by_name(told):

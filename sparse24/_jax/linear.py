@@ -137,7 +137,7 @@ class _Gradients:
     def __init__(self, rule: Rule, step: int, saved: functional.Saved, results: list):
         self._saved, self._results = saved, results
         self._how: dict[str, Any] = {
-            "gradient": rule.gradient, "decay": rule.decay, "seed": rule.seed, "step": step,
+            "gradient": rule.gradient, "seed": rule.seed, "step": step,
         }  # fmt: skip
 
     def __call__(self, dy: Any) -> list[Any]:

@@ -91,6 +91,11 @@ def on_shards(
     return _resplit(shards(*arrays), mesh, wanted)
 
 
+def as_split(x: Any, mesh: Any, other: Any) -> Any:
+    """An array, split as another one of its shape."""
+    return _resplit(x, mesh, _parts(jax.typeof(other).sharding.spec, other.ndim))
+
+
 def _resplit(x: Any, mesh: Any, parts: Parts) -> Any:
     now = _parts(jax.typeof(x).sharding.spec, x.ndim)
     return (

@@ -73,13 +73,14 @@ def reduce_packed(
     The call itself waits for the other ranks, to compare what they pack.  Afterwards nothing here
     waits for the device, and the packed bucket needs memory beside the bucket.  Each gradient is
     read once to be packed, on a GPU checked in the same pass, and written once to be unpacked; what
-    else a bucket holds is copied twice.  With ``broadcast_buffers=False`` the codes of a mask's
-    places (`SparseLinear.set_mask`), half a byte for every four weights, are kept until the mask is
-    written or replaced: after a write that torch does not count, by a collective or through
-    ``.data``, go through ``eval()`` and ``train()``.  Otherwise, as `ddp` may have written the
-    mask, they are found in each step, by one more pass over the weight; so are those of a layer
-    without a mask, with 4x4 tiles by the search for the best masks.  Whether this is less than the
-    bytes save depends on the links between the devices, and on how long the backward pass is.
+    else a bucket holds is copied twice.  With ``forward_sync_buffers=False``, in older releases of
+    torch ``broadcast_buffers=False``, the codes of a mask's places (`SparseLinear.set_mask`), half
+    a byte for every four weights, are kept until the mask is written or replaced: after a write
+    that torch does not count, by a collective or through ``.data``, go through ``eval()`` and
+    ``train()``.  Otherwise, as `ddp` may have written the mask, they are found in each step, by one
+    more pass over the weight; so are those of a layer without a mask, with 4x4 tiles by the search
+    for the best masks.  Whether this is less than the bytes save depends on the links between the
+    devices, and on how long the backward pass is.
 
     Where each rank chooses places of its own, codes travel too and sums fill up [1]_.
 
