@@ -47,8 +47,7 @@ def part(h: Any, key: Any) -> tuple[ht.Tiles, int] | None:
         return None
     ends = [slice(*x.indices(n)[:2]) for x, n in zip(entries, tiles.shape)]
     ends += [slice(0, n) for n in tiles.shape[len(ends) :]]
-    if any(x.start % ht.TILE or (x.stop % ht.TILE and x.stop < n) or x.stop <= x.start
-           for x, n in zip(ends, tiles.shape, strict=True)):  # fmt: skip
+    if not all(map(_cuts_no_tile, ends, tiles.shape)):
         return None
     rows, columns = ends
     shape = (rows.stop - rows.start, columns.stop - columns.start)
@@ -60,6 +59,12 @@ def part(h: Any, key: Any) -> tuple[ht.Tiles, int] | None:
     )
     nnz = ht.count_nonzero(taken)
     return None if are_worth_listing(nnz, shape) else (taken, nnz)
+
+
+def _cuts_no_tile(taken: slice, size: int) -> bool:
+    """Whether a slice of an axis takes whole tiles, the last of which may be shorter."""
+    at_end = taken.stop % ht.TILE == 0 or taken.stop == size
+    return taken.start % ht.TILE == 0 and at_end and taken.start < taken.stop
 
 
 def _are_tiles_on_cpu(tiles: Any) -> bool:

@@ -25,9 +25,9 @@ def shown(value) -> str:
 
 
 def integer(value) -> int:
-    """`operator.index`, but for booleans, which it takes for 0 and 1; raises a `TypeError`.
+    """`operator.index`, but for booleans of Python and torch, which that takes for 0 and 1.
 
-    So it does for those of torch; those of NumPy and JAX it refuses.
+    These raise a `TypeError`, as those of NumPy and JAX do by themselves.
     """
     if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
         raise TypeError("a boolean is no number")
