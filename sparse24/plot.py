@@ -299,18 +299,21 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         )
     _check.one_of(what, ("kind", "density"), argument="what")
     ax = _axes(ax)
-    ax.set(xlabel="tile along k", ylabel="tile along m")
-    if not h.kinds.size:
-        return ax
     from matplotlib import colors
 
+    rows, columns = (max(size, 1) for size in h.kinds.shape)  # an axis without tiles has a length
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     if what == "density":
-        image = ax.imshow(hybrid_summary.tile_fill(h), vmin=0, vmax=1, cmap="viridis")
+        image = ax.imshow(
+            hybrid_summary.tile_fill(h), vmin=0, vmax=1, cmap="viridis", extent=extent
+        )
         ax.figure.colorbar(image, ax=ax)
     else:
         shades = colors.ListedColormap(["white", "tab:gray", "tab:orange", "tab:blue", "tab:cyan"])
-        image = ax.imshow(h.kinds, vmin=-0.5, vmax=len(NAMES) - 0.5, cmap=shades)
+        most = len(NAMES) - 0.5
+        image = ax.imshow(h.kinds, vmin=-0.5, vmax=most, cmap=shades, extent=extent)
         bar = ax.figure.colorbar(image, ax=ax, ticks=range(len(NAMES)))
         bar.ax.set_yticklabels(NAMES)
+    ax.set(xlabel="tile along k", ylabel="tile along m")
     ax.locator_params(integer=True, min_n_ticks=1)
     return ax
