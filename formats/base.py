@@ -274,7 +274,7 @@ def densified(x: Any, beside: Any = None) -> Any:
     if not isinstance(x, Refusals) and not _arrays.is_sparse_matrix(x):
         return x
     try:
-        if beside is not None and hasattr(x, "_dtype"):
+        if beside is not None and hasattr(x, "_dtype"):  # not windows, nor those of SciPy
             return convert.dense_beside(x, beside)
         return convert.checked(x, argument="the operand").toarray()
     except MemoryError as error:
