@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparse24._dtypes import TABLE
+from sparse24._dtypes import OF_16_BITS, TABLE
 from sparse24._records import PLAIN, Compressed24, Fused, Problem
 from sparse24.kernels import epilogue as epilogues
 from sparse24.kernels import loader, sparse_tile, tensor_map
@@ -17,6 +17,7 @@ from sparse24.kernels.sparse_tile import TileConfig
 
 NAME = "sparse_decode"
 DTYPES = ("float16", "bfloat16", "int8")  # those that mma.sp takes on every chip with a TMA
+WIDENED = ("int8", "float8_e4m3fn", "float8_e5m2")  # types of A that may meet a b of 16 bits
 Tile = tuple[int, int, int, tuple[int, int, int], int]
 LINE = 128  # bytes of a row of A, or of a column of b, in a box of the TMA
 LEAST_STAGES = 2
@@ -69,13 +70,27 @@ class Config:
     def threads(self) -> int:
         return self.tile.threads + 32
 
-    def sums_at(self, itemsize: int) -> int:
-        """Where sums lie in shared memory: behind the stages."""
-        return self.stages * self.tile.stage_bytes(itemsize)
+    def stage_bytes(self, problem: Problem) -> int:
+        """Shared memory of a stage: A and its codes, and b."""
+        a, b = _itemsizes(problem)
+        return self.m * self.k // 2 * a + self.m * self.k // 8 + self.n * self.k * b
 
-    def shared_memory(self, itemsize: int) -> int:
+    def sums_at(self, problem: Problem) -> int:
+        """Where sums lie in shared memory: behind the stages."""
+        return self.stages * self.stage_bytes(problem)
+
+    def shared_memory(self, problem: Problem) -> int:
         """Bytes of stages, sums and barriers."""
-        return self.sums_at(itemsize) + self.warps[2] * self.m * (self.n + 8) * 4 + 16 * self.stages
+        return self.sums_at(problem) + self.warps[2] * self.m * (self.n + 8) * 4 + 16 * self.stages
+
+
+def _itemsizes(problem: Problem) -> tuple[int, int]:
+    return TABLE[problem.dtype].itemsize, TABLE[problem.b_dtype].itemsize
+
+
+def widens(problem: Problem) -> bool:
+    """Whether elements of A are widened to the type of b as they are multiplied."""
+    return problem.dtype in WIDENED and problem.b_dtype in OF_16_BITS
 
 
 # m, n, k, warps and blocks of each; k is in 16-bit elements, 8-bit types take twice as many.  The
@@ -112,14 +127,14 @@ _LATENCY = 0.6e-6  # seconds, shared by the stages of a ring
 def refuses(problem: Problem) -> str | None:
     """Why the kernel cannot take a problem, or None."""
     p = problem
-    reason = sparse_tile.refuses(p)
+    reason = sparse_tile.refuses(_multiplied(p))
     if reason is not None:
         return reason
     if p.compute_capability < 90:
         return f"the TMA needs compute capability 9.0, the device has {p.compute_capability}"
-    if p.dtype not in DTYPES:
+    if p.dtype not in DTYPES and not widens(p):
         return f"the kernel multiplies {', '.join(DTYPES)}, not {p.dtype}"
-    if p.n > MOST_COLUMNS:
+    if p.n > MOST_COLUMNS and not widens(p):
         return f"{NAME} is for n <= {MOST_COLUMNS}, got {p.n}"
     if 0 in (p.m, p.n, p.k, p.batch):
         return "an empty product needs no kernel"
@@ -130,15 +145,20 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
+def _multiplied(problem: Problem) -> Problem:
+    """The problem with A in the type in which it is multiplied."""
+    return replace(problem, dtype=problem.b_dtype) if widens(problem) else problem
+
+
 def _rows_fit(problem: Problem) -> bool:
     """Whether the rows of b have the columns of a tile, and follow one another."""
-    row = problem.n * TABLE[problem.dtype].itemsize
+    row = problem.n * TABLE[problem.b_dtype].itemsize
     return problem.b_order == "row" and problem.b_packed and row in ROWS_OF_B
 
 
 def _fitting(problem: Problem) -> list[Config]:
     """Tiles with the least columns that hold those of b, where the ring of each block has room."""
-    columns = next(wide for wide in _COLUMNS if problem.n <= wide)
+    columns = next((wide for wide in _COLUMNS if problem.n <= wide), MOST_COLUMNS)
     placed = (_placed(tile, problem) for tile in _TILES if tile[1] == columns)
     return [config for config in placed if config.stages >= LEAST_STAGES]
 
@@ -160,17 +180,17 @@ def configs(problem: Problem) -> list[Config]:
 def _placed(tile: Tile, problem: Problem) -> Config:
     """A tile, with k for the size of elements, and as many stages as its blocks have room for."""
     m, n, k, warps, blocks = tile
-    itemsize = TABLE[problem.dtype].itemsize
+    _, itemsize = _itemsizes(problem)
     config = Config(m, n, k * 2 // itemsize, warps, 0, blocks, problem.b_order == "row")
     room = (sparse_tile.SHARED_MEMORY.get(problem.compute_capability, 99) << 10) + BESIDE
-    left = room // blocks - BESIDE - config.shared_memory(itemsize)
-    each = replace(config, stages=1).shared_memory(itemsize) - config.shared_memory(itemsize)
+    left = room // blocks - BESIDE - config.shared_memory(problem)
+    each = replace(config, stages=1).shared_memory(problem) - config.shared_memory(problem)
     return replace(config, stages=left // each)
 
 
 def tiles(problem: Problem, config: Config) -> int:
-    """Tiles of the result, each of which has all of its columns."""
-    return -(-problem.m // config.m) * problem.batch
+    """Tiles of the result."""
+    return -(-problem.m // config.m) * -(-problem.n // config.n) * problem.batch
 
 
 def stages_ahead(problem: Problem, config: Config) -> int:
@@ -187,12 +207,19 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
     blocks = min(number, sms * config.blocks)
     busiest = sum(-(-(number - first) // blocks) for first in range(0, blocks, sms))
     stages = -(-problem.k // config.k)
-    stage_bytes = config.tile.stage_bytes(TABLE[problem.dtype].itemsize)
-    memory = sparse_tile.bytes_moved(problem) / chip["bandwidth"]
+    stage_bytes = config.stage_bytes(problem)
+    memory = _bytes_moved(problem) / chip["bandwidth"]
     memory += max(0.0, busiest - number / sms) * stages * stage_bytes / _PER_SM
     beside = -(-blocks // sms)
     stage = _STAGE + _LATENCY / config.stages + beside * stage_bytes / _INTO_SM
     return _LAUNCH + math.hypot(memory, -(-number // blocks) * stages * stage)
+
+
+def _bytes_moved(problem: Problem) -> int:
+    products = problem.batch if problem.a_batched else 1
+    saved = TABLE[_multiplied(problem).dtype].itemsize - TABLE[problem.dtype].itemsize
+    elements = products * problem.m * problem.k // 2
+    return sparse_tile.bytes_moved(_multiplied(problem)) - elements * saved
 
 
 def prepare(problem: Problem, config: Config, epilogue: Fused) -> Callable:
@@ -204,9 +231,9 @@ def defines(problem: Problem, config: Config, epilogue: Fused) -> loader.Defines
     """The macros of one specialisation."""
     p = problem
     regular_out = (p.aligned or p.out_aligned) and p.out_order != "strided"
-    macros = dict(sparse_tile.defines(p, config.tile, epilogue))
-    macros |= {"B_ASYNC": 1, "OUT_ALIGNED": int(regular_out)}
-    macros["SUMS_AT"] = config.sums_at(TABLE[p.dtype].itemsize)
+    macros = dict(sparse_tile.defines(_multiplied(p), config.tile, epilogue))
+    macros |= {"B_ASYNC": 1, "OUT_ALIGNED": int(regular_out), "SUMS_AT": config.sums_at(p)}
+    macros |= {"STORED": p.dtype, "MIXED": int(widens(p))}
     return tuple(macros.items())
 
 
@@ -220,9 +247,8 @@ class _Launcher(Launcher):
 
         super().__init__()
         self._problem, self._config = problem, config
-        self._itemsize = TABLE[problem.dtype].itemsize
         self._ahead = stages_ahead(problem, config)
-        size = config.shared_memory(self._itemsize)
+        size = config.shared_memory(problem)
         kernel = loader.function(NAME, NAME, defines(problem, config, epilogue), shared_memory=size)
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
         grid = min(tiles(problem, config), sms * config.blocks)
@@ -239,17 +265,18 @@ class _Launcher(Launcher):
         return self._map(values, -1, -2, self._config.m)
 
     def _b_map(self, b) -> np.ndarray:
-        return self._map(b, -2, -1, self._problem.n)
+        return self._map(b, -2, -1, min(self._problem.n, self._config.n))
 
     def _map(self, x, inner: int, outer: int, lines: int) -> np.ndarray:
         """The map of a matrix, or a batch of them, by boxes of so many lines of 128 bytes."""
-        pitch, box = x.strides[outer], (LINE // self._itemsize, lines)
+        itemsize = x.dtype.itemsize
+        pitch, box = x.strides[outer], (LINE // itemsize, lines)
         if x.shape[outer] == 1:  # its stride may be anything
-            pitch = -(-x.shape[inner] * self._itemsize // 16) * 16
+            pitch = -(-x.shape[inner] * itemsize // 16) * 16
         batch = x.shape[0] if x.ndim > 2 else 1
         apart = x.strides[0] if batch > 1 else pitch * x.shape[outer]
         extents = x.shape[inner], x.shape[outer], batch
-        return tensor_map.tiled(x.data.ptr, extents, (pitch, apart), box, self._itemsize)
+        return tensor_map.tiled(x.data.ptr, extents, (pitch, apart), box, itemsize)
 
 
 def _compile_checks():

@@ -68,7 +68,7 @@ def test_blocks_fit_a_multiprocessor(dtype, n, capability, order):
     for config in found:
         assert config.n >= n
         assert config.stages >= 2
-        size = config.shared_memory(sparse_tile.TABLE[dtype].itemsize) + 1024
+        size = config.shared_memory(wanted) + 1024
         assert config.blocks * size <= (sparse_tile.SHARED_MEMORY.get(capability, 99) + 1) << 10
         assert sparse_decode.tiles(wanted, config) == 4096 // config.m
 
