@@ -23,7 +23,7 @@ LINE = 128  # bytes of a row of A, or of a column of b, in a box of the TMA
 LEAST_STAGES = 2
 # Stages of a settled A that are asked for before b may be read, by columns of a tile: with more, b
 # waits behind them (docs/benchmarks/log_few_tokens.rst, "Weights that are settled").
-AHEAD = {8: 4, 16: 3, 24: 3, 32: 2, 40: 2, 48: 2}
+AHEAD = {8: 4, 16: 3, 24: 3, 32: 2, 40: 2, 48: 2, 64: 2}
 FEW_BLOCKS = 2  # on a multiprocessor; see `configs`
 ROWS_OF_B = 16, 32  # bytes of rows of b that are multiplied as they lie; of 64 they meet in banks
 BESIDE = 1 << 10  # bytes of shared memory that each block takes beside its own

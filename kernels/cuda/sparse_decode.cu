@@ -45,7 +45,8 @@ constexpr int kBAt = kMetaAt + kMetaBytes;
 constexpr int kStage = kBAt + kBBytes;
 constexpr int kBarriersAt = SUMS_AT + WARPS_K * kPartial * sizeof(Sum);
 static_assert(SUMS_AT >= STAGES * kStage);
-static_assert(kRowOfA % 128 == 0 && 64 % TILE_M == 0);
+constexpr int kAtomRows = smaller(TILE_M, 64);                 // of the rows of an atom of metadata
+static_assert(kRowOfA % 128 == 0 && 64 % kAtomRows == 0 && TILE_M % kAtomRows == 0);
 static_assert(kMetaAt % 1024 == 0 && kBAt % 1024 == 0 && kStage % 1024 == 0);  // periods of the swizzle
 
 using Ring = hopper::Pipeline<STAGES, kWarps, 1>;
@@ -112,7 +113,7 @@ struct Producer {
         const Place tile = place_of(blockIdx.x, s);
         for (int k0 = begun * TILE_K; k0 < min(s.k, kAhead * TILE_K); k0 += TILE_K) {
             each_box_of_a(tile, k0, [&](int, int x, int y, int z) { prefetch_box(values, x, y, z); });
-            each_atom(tile, k0, [&](int, const char* from) { prefetch_bytes(from, TILE_M * 16); });
+            each_atom(tile, k0, [&](int, const char* from) { prefetch_bytes(from, kAtomRows * 16); });
         }
     }
     // Up to `ahead` stages of A of the block's first tile; returns how many.
@@ -147,7 +148,7 @@ struct Producer {
             hopper::load_box(stage + i * TILE_M * 128, values, x, y, z, barrier);
         });
         each_atom(tile, k0, [&](int i, const char* from) {
-            hopper::load_bytes(stage + kMetaAt + i * TILE_M * 16, from, TILE_M * 16, barrier);
+            hopper::load_bytes(stage + kMetaAt + i * kAtomRows * 16, from, kAtomRows * 16, barrier);
         });
     }
     void load_b(unsigned shared, const Ring::Position& at, const Place& tile, int k0) const {
@@ -165,13 +166,17 @@ struct Producer {
 #pragma unroll
         for (int i = 0; i < kABoxes; ++i) act(i, k0 / 2 + i * kABox, tile.m0, s.a_batch ? tile.batch : 0);
     }
-    // Rows of the tile in the metadata atoms of a stage.  Behind the last atom any legal codes will do.
+    // Rows of the tile in the metadata atoms of a stage.  Behind the last atoms any legal codes will do.
     template <class Act> void each_atom(const Place& tile, int k0, Act act) const {
-        const int last = (s.k - 1) / 128;
-        const char* rows = packed + tile.batch * s.meta_batch + tile.m0 / 64 * 1024 + tile.m0 % 64 * 16;
+        const int last_k = (s.k - 1) / 128, last_m = s.meta_atoms_m - 1;
+        const char* atoms = packed + tile.batch * s.meta_batch + tile.m0 % 64 * 16;
 #pragma unroll
         for (int i = 0; i < kAtoms; ++i)
-            act(i, rows + (long long)min(k0 / 128 + i, last) * s.meta_atoms_m * 1024);
+#pragma unroll
+            for (int j = 0; j < TILE_M / kAtomRows; ++j) {
+                const long long atom = (long long)min(k0 / 128 + i, last_k) * s.meta_atoms_m + min(tile.m0 / 64 + j, last_m);
+                act(i * (TILE_M / kAtomRows) + j, atoms + atom * 1024);
+            }
     }
 };
 
