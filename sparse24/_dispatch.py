@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -17,10 +18,11 @@ from sparse24 import (
     _planner,
     _storage,
     _streams,
+    _widening,
 )
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._options import Call
+from sparse24._options import NO_OPTIONS, Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 from sparse24._target import Result
 
@@ -74,20 +76,21 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         refuse_overlap("aux", epilogue.aux, a, b)
     check_stored(a, call.algorithm)
     batch = out.shape[:-2]
-    given, records, aux = b, (a.rows, a.columns), epilogue.aux
-    a = cast_operand(a, types.type_a)
+    given, stored, aux = b, a.dtype, epilogue.aux
     b = convert(b, types.type_b, call.other_dtype)
-    as_given = b is given and a.rows is records[0] and a.columns is records[1] and not batch
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
     a, b, flat_out, epilogue = _batch_axes.flatten(a, b, out, epilogue, batch)
     if types.on_gpu:
-        problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
+        problem = problem_of(a, b, flat_out, epilogue, types, call)
+        a = _as_taken(a, problem, types)
         launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
         _foreign_streams.make_current()
         _streams.hold_current()
     else:
+        a = cast_operand(a, types.type_a)
         launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
+    as_given = b is given and a.dtype is stored and not batch
     launched.run()
     if aux is not None:
         _copy_back(epilogue.aux, aux)
@@ -156,8 +159,20 @@ class MadeDense(NamedTuple):
         self.product(dense.swapaxes(-1, -2) if self.transposed else dense, b, out, epilogue)
 
 
-def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool = True) -> Problem:
-    """The description of this product for the planner; `types` as for `fill`."""
+def problem_of(
+    a: Operand24, b, out, epilogue: Fused, types: Result, call: Call = NO_OPTIONS
+) -> Problem:
+    """The description of this product for the planner; `types` as for `fill`.
+
+    The type of A is the one in which a kernel shall take it.
+    """
+    problem = _converted_problem(a, b, out, epilogue, types, call.fast_accumulation)
+    if a.rows is None:
+        return problem
+    return _widening.as_multiplied(problem, a.dtype.name, b.device.id, call.algorithm)
+
+
+def _converted_problem(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool) -> Problem:
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
     return Problem(
@@ -174,6 +189,13 @@ def refuse_overlap(name: str, target, a: Operand24, b) -> None:
     """Refuse to write to `target`, the argument `name`, if it shares memory with an operand."""
     if _overlap.shares_memory(target, b) or _overlap.shares_memory(target, a.elements):
         raise ArgumentError(OVERLAP.format(name))
+
+
+def _as_taken(a: Operand24, problem: Problem, types: Result) -> Operand24:
+    """The operand as the kernels of a problem take it."""
+    if problem.dtype == types.type_a.name:
+        return cast_operand(a, types.type_a)
+    return dataclasses.replace(a, dense=None)  # which only meets a b of its own type
 
 
 def cast_operand(a: Operand24, dtype: DType) -> Operand24:

@@ -1,4 +1,4 @@
-"""8-bit weights and 16-bit tokens in `sparse_decode`: products, all byte values, and what it takes."""
+"""8-bit weights and 16-bit tokens in `sparse_decode`: products, all byte values, its tiles."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from product_cases import check, compressed, empty_result, problem_of, random_de
 from sparse24._dtypes import OF_16_BITS, numpy_dtype
 from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import reference, sparse_decode
-from sparse24.kernels.sparse_decode import WIDENED
+from sparse24.kernels.sparse_decode_plan import WIDENED, tiles
 
 gpu = pytest.mark.gpu
 pytestmark = pytest.mark.stem("sparse_decode")
@@ -38,7 +38,7 @@ def test_takes_any_number_of_columns(stored, dtype, n, capability):
     assert found
     for config in found:
         assert config.shared_memory(wanted) <= {120: 99}.get(capability, 227) << 10
-        assert sparse_decode.tiles(wanted, config) * config.m * config.n >= 4096 * n
+        assert tiles(wanted, config) * config.m * config.n >= 4096 * n
 
 
 @pytest.mark.parametrize(
