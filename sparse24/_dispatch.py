@@ -20,9 +20,9 @@ from sparse24 import (
     _streams,
     _widening,
 )
-from sparse24._dtypes import DType
+from sparse24._dtypes import TABLE, DType
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._options import NO_OPTIONS, Call
+from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 from sparse24._target import Result
 
@@ -82,8 +82,8 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         return None
     a, b, flat_out, epilogue = _batch_axes.flatten(a, b, out, epilogue, batch)
     if types.on_gpu:
-        problem = problem_of(a, b, flat_out, epilogue, types, call)
-        a = _as_taken(a, problem, types)
+        problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
+        a, problem = _as_taken(a, problem, b.device.id, call.algorithm)
         launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
         _foreign_streams.make_current()
         _streams.hold_current()
@@ -159,20 +159,8 @@ class MadeDense(NamedTuple):
         self.product(dense.swapaxes(-1, -2) if self.transposed else dense, b, out, epilogue)
 
 
-def problem_of(
-    a: Operand24, b, out, epilogue: Fused, types: Result, call: Call = NO_OPTIONS
-) -> Problem:
-    """The description of this product for the planner; `types` as for `fill`.
-
-    The type of A is the one in which a kernel shall take it.
-    """
-    problem = _converted_problem(a, b, out, epilogue, types, call.fast_accumulation)
-    if a.rows is None:
-        return problem
-    return _widening.as_multiplied(problem, a.dtype.name, b.device.id, call.algorithm)
-
-
-def _converted_problem(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool) -> Problem:
+def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool = True) -> Problem:
+    """The description of this product for the planner; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
     return Problem(
@@ -191,11 +179,15 @@ def refuse_overlap(name: str, target, a: Operand24, b) -> None:
         raise ArgumentError(OVERLAP.format(name))
 
 
-def _as_taken(a: Operand24, problem: Problem, types: Result) -> Operand24:
-    """The operand as the kernels of a problem take it."""
-    if problem.dtype == types.type_a.name:
-        return cast_operand(a, types.type_a)
-    return dataclasses.replace(a, dense=None)  # which only meets a b of its own type
+def _as_taken(
+    a: Operand24, problem: Problem, device: int, algorithm: str
+) -> tuple[Operand24, Problem]:
+    """The operand as a kernel takes it, in the type of the product or as it is stored."""
+    if a.rows is not None:
+        taken = _widening.as_multiplied(problem, a.dtype.name, device, algorithm)
+        if taken is not problem:
+            return dataclasses.replace(a, dense=None), taken  # that only meets its own type
+    return cast_operand(a, TABLE[problem.dtype]), problem
 
 
 def cast_operand(a: Operand24, dtype: DType) -> Operand24:

@@ -202,7 +202,7 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
         way_out = f"a matrix compressed in {a.dtype.name} with {way_out}"
     if not laid.types.on_gpu:
         return _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
-    problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call)
+    problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
     return on_gpu(problem, laid.a.dtype.name, b.device.id, call.algorithm, kept, way_out)
 
 
