@@ -39,7 +39,7 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
         return from_torch(x, argument=argument), to_torch
     if _arrays.is_jax(x):
         return _from_jax(x, argument), functools.partial(_to_jax, x)
-    if hasattr(x, "__dlpack__"):
+    if hasattr(x, "__dlpack__") and not isinstance(x, type):
         return _from_dlpack(x), identity
     if _arrays.is_sparse_matrix(x):
         raise DTypeError(

@@ -153,6 +153,8 @@ def test_what_is_no_factor_is_named(make):
         ("2", s24.DTypeError, "must be an array, got str"),
         (None, s24.DTypeError, "must be an array, got NoneType"),
         (object(), s24.DTypeError, "must be an array, got object"),
+        (np.array(2, object), s24.DTypeError, "a factor of object give object, which is not stor"),
+        (np.array(1j, object), s24.DTypeError, "a factor of object give object, which is not st"),
     ):
         with pytest.raises(error, match=words):
             a * wrong

@@ -255,6 +255,8 @@ def test_a_plan_without_a_type_says_what_it_wants():
         (lambda a, x: s24.plan(x, x), s24.ArgumentError, "make one with sparse24.compress"),
         (lambda a, x: s24.plan(x.T, a.T), s24.ArgumentError, r"plan\(A, x\.T, out_order='col"),
         (lambda a, x: a @ 3.0, s24.ArgumentError, "got a scalar"),
+        (lambda a, x: a @ np.array(3.0), s24.ShapeError, r"b must .* factors go to alpha="),
+        (lambda a, x: a @ "w.npy", s24.DTypeError, "b must be an array, got str; read the file"),
         (lambda a, x: s24.matmul(a, x, algorithm="fast"), s24.ArgumentError, "algorithm"),
         (lambda a, x: s24.matmul(a.T, x[:8], algorithm="cpu_sparse"), s24.UnsupportedError,
          "no operand is stored 2:4 along"),

@@ -37,6 +37,9 @@ def test_a_type_is_no_array():
     for call, error, words in (
         (lambda: s24.linear(np.float32, a), s24.DTypeError, "x must be an array, got type"),
         (lambda: s24.linear(w, np.float32), s24.DTypeError, "A must be an array, got type"),
+        (lambda: a @ np.ndarray, s24.DTypeError, "b must be an array, got type"),
+        (lambda: s24.matmul(np.ndarray, w), s24.DTypeError, "a must be an array, got type"),
+        (lambda: a * np.ndarray, s24.DTypeError, "the factor must be an array, got type"),
         (lambda: s24.prune(w, out=np.float32), s24.DTypeError, "out must be an array, got type"),
         (lambda: functional.pack(w, mask=bool), s24.DTypeError, "mask must be an array, got type"),
         (lambda: functional.pack(w, mask="24"), s24.DTypeError, "mask must be an array, got str"),
