@@ -251,6 +251,16 @@ def test_a_layer_names_its_own_argument(make):
     ):
         with pytest.raises(s24.DTypeError, match=rf"^x\.dtype must be .*{words}"):
             s24.linear(wrong, layer)
+    for wrong, words in (
+        (
+            [[1.0] * 7],
+            r"x must have shape \(\.\.\., k\) and A \(m, k\), got \(1, 7\) and \(8, 8\)$",
+        ),
+        ([[1.0], [1.0, 2.0]], "x must be an array: "),
+        (np.array(1.0), "x must have at least one axis, got a scalar"),
+    ):
+        with pytest.raises(s24.ShapeError, match=f"^{words}"):
+            s24.linear(wrong, layer)
     with pytest.raises(s24.DTypeError, match=r"^dtype must be"):
         s24.linear(x, layer, dtype="float8")
     with pytest.raises(s24.DTypeError, match=r"^x must not hold integers wider than int8"):
