@@ -267,6 +267,20 @@ def test_a_layer_names_its_own_argument(make):
         s24.linear(x.astype(int), layer.astype("int8"))
 
 
+def test_a_gradient_has_its_name_and_shape():
+    x, weight = np.ones((2, 8)), np.eye(4, 8)
+    y, saved = functional.linear(x, weight, np.zeros(4))
+    for wrong, words in (
+        (y.astype(np.uint8), r"dy\.dtype must be one of .*, got dtype\('uint8'\)"),
+        (y * 1j, r"dy\.dtype must be one of .*; take dy\.real and dy\.imag"),
+        (np.ma.array(y), "dy must not be a MaskedArray"),
+    ):
+        with pytest.raises(s24.DTypeError, match=f"^{words}"):
+            functional.linear_backward(wrong, saved)
+    of_matrix = functional.linear_backward(y.view(np.matrix), saved)  # which keeps two axes
+    assert [part.shape for part in of_matrix] == [(2, 8), (4, 8), (4,)]
+
+
 @pytest.mark.parametrize("layers", ["torch", "jax", "functional"])
 def test_a_weight_that_fits_transposed_is_named(layers):
     make = {"torch": "torch", "jax": "jax.numpy", "functional": "numpy"}[layers]
