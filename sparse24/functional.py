@@ -248,9 +248,10 @@ def linear_backward(
     else:
         dweight = _dense_product(outer.T, rows)
     if rule.decay or not rule.straight:
-        kept = saved.mask
-        if kept is None:
+        if saved.mask is None:
             kept = choose_mask(weight, transposable=saved.transposable)
+        else:
+            kept, _ = _foreign.take(saved.mask, argument="mask")
         if not rule.straight:  # an infinity times False would be NaN
             dweight = select(kept, dweight, level(dweight, 0))
         if rule.decay:

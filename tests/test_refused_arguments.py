@@ -277,7 +277,9 @@ def test_a_gradient_has_its_name_and_shape():
     ):
         with pytest.raises(s24.DTypeError, match=f"^{words}"):
             functional.linear_backward(wrong, saved)
-    of_matrix = functional.linear_backward(y.view(np.matrix), saved)  # which keeps two axes
+    kept = s24.mask(weight).view(np.matrix)  # which keeps two axes
+    _, saved = functional.linear(x, weight.view(np.matrix), np.zeros(4), mask=kept)
+    of_matrix = functional.linear_backward(y.view(np.matrix), saved, gradient="24dense", decay=0.1)
     assert [part.shape for part in of_matrix] == [(2, 8), (4, 8), (4,)]
 
 
