@@ -165,7 +165,7 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
     try:
         return view_of(x)
     except (TypeError, RuntimeError) as error:
-        raise _arrays.no_memory(_arrays.lacking(x, error), argument=argument) from error
+        raise _arrays.unread(x, error, argument=argument) from error
 
 
 def _other_than_memory(x: Any, argument: str) -> DTypeError:
