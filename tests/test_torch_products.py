@@ -10,7 +10,7 @@ import scipy.sparse
 import torch
 
 import sparse24 as s24
-from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 K, M = 52, 32
@@ -156,3 +156,23 @@ def test_whole_numbers_have_no_gradient():
     a = s24.compress(np.eye(4, dtype=np.int8))
     with pytest.raises(UnsupportedError, match=r"floats to have a gradient, got torch\.int32"):
         s24.torch.matmul(a, torch.ones(4, 1, requires_grad=True), dtype="int32")
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_explain_and_plan_name_the_way_from_a_layer_or_a_packed_weight(learns):
+    layer, x = torch.nn.Linear(8, 4, bias=False), torch.ones(3, 8)
+    with pytest.raises(DTypeError, match=r"b must be an array, got Linear; pass its \.weight"):
+        s24.explain(x, layer)
+    packed = s24.torch.to_sparse_semi_structured(s24.prune(layer.weight))
+    packed = torch.nn.Parameter(packed, requires_grad=learns)
+    with pytest.raises(DTypeError, match=r"b must be a dense .* Sparse24Tensor; .* \.to_array\(\)"):
+        s24.explain(x, packed.T)
+    with pytest.raises(DTypeError, match=r"a must be a dense .* Sparse24Tensor; .* \.to_array\(\)"):
+        s24.explain(packed, x.T)
+    assert s24.explain(x, packed.T.to_array()).chosen == "cpu_sparse"
+    with pytest.raises(ArgumentError, match=r"got Sparse24Tensor; pass its \.to_array\(\)$"):
+        s24.plan(packed, x.T)
+    with pytest.raises(ArgumentError, match=r"x @ W\.T: plan\(W\.to_array\(\), x\.T, out_order='c"):
+        s24.plan(x, packed.T)
+    plan = s24.plan(packed.to_array(), x.T, out_order="column")
+    torch.testing.assert_close(plan.execute(x.T).T, x @ packed.detach().T)
