@@ -36,8 +36,10 @@ class Arithmetic(Unary, Refusals):
 
     def _scaled(self, ufunc: np.ufunc, factor: Any) -> Self:
         with _foreign_streams.stream_of(factor), _devices.on_device(self.device):
-            factor = self._factor(factor)
-            result = _elementwise.result_type(ufunc, self._dtype, factor)
+            given, factor = factor, self._factor(factor)
+            # The dense form of fp8 is wider, see `_dense`.
+            typed = np.empty(0, given.dtype) if isinstance(given, Arithmetic) else factor
+            result = _elementwise.result_type(ufunc, self._dtype, typed)
             return self._elementwise(ufunc, factor, result)
 
     def _factor(self, factor: Any) -> Any:

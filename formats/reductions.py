@@ -24,7 +24,7 @@ class Reductions(ABC):
             sums = np.add.reduce(np.empty(0, own)).dtype
             # In the type of `out` alone, integers would take elements without their fractions.
             # NumPy refuses an `out` that is no array, below.
-            dtype = sums if out is None else np.result_type(own, getattr(out, "dtype", own))
+            dtype = sums if out is None else _common(own, getattr(out, "dtype", own))
         return self._reduced(np.add, axis, dtype, out, keepdims)
 
     def max(self, axis=None, out=None, *, keepdims=False):
@@ -69,6 +69,14 @@ class OfRows(Reductions):
     def _reduced(self, ufunc: np.ufunc, axis, dtype, out, keepdims):
         values = self._array.values if self._array.axis == -1 else self._array.values.mT
         return ufunc.reduce(values, axis=axis, dtype=dtype, out=out, keepdims=keepdims, initial=0)
+
+
+def _common(own: np.dtype, wanted: np.dtype) -> np.dtype:
+    """The type in which elements are summed for an `out` of another type: one that holds both."""
+    try:
+        return np.result_type(own, wanted)
+    except np.exceptions.DTypePromotionError:  # float16 and a type of ml_dtypes
+        return np.result_type(own, np.float32)
 
 
 def number_type(dtype: _dtypes.DType) -> _dtypes.DType:

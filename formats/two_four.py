@@ -146,7 +146,7 @@ def _dense_operand(other, sparse: Sparse24Array):
     if both_on_cpu or _arrays.is_cupy(other):
         return other
     other = densified(other)
-    if _check.is_scalar(other):
+    if _check.is_scalar(other) and not isinstance(other, str | bytes):
         raise ArgumentError(
             "@ needs an array on either side, got a scalar; factors go to alpha= of sparse24.matmul"
         )

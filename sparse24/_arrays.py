@@ -273,7 +273,7 @@ def _torch_to_numpy(x, argument: str) -> np.ndarray:
     try:
         return _host_tensors.view(x.detach().cpu().resolve_conj().resolve_neg())
     except (TypeError, RuntimeError) as error:  # a layout or type of torch's own, or a stand-in
-        raise no_memory(lacking(x, error), argument=argument) from error
+        raise unread(x, error, argument=argument) from error
 
 
 def refuse_wrapper(x: Any, *, argument: str) -> None:
@@ -289,6 +289,18 @@ def refuse_wrapper(x: Any, *, argument: str) -> None:
 
 def no_memory(why: Any, *, argument: str) -> DTypeError:
     return DTypeError(f"{argument} must be a dense tensor with memory: {why}")
+
+
+def unread(x: Any, error: Exception, *, argument: str) -> DTypeError:
+    """The error for a tensor that NumPy or CuPy could not view, as `error` says."""
+    strided = str(x.layout) == "torch.strided" and not x.is_nested
+    if strided and isinstance(error, TypeError) and x.device.type in ("cpu", "cuda"):
+        way = ".dequantize()" if x.is_quantized else ".to(torch.float32)"
+        return DTypeError(
+            f"{argument} must have a type that NumPy has as well, got {x.dtype}; convert it first, "
+            f"with {way}"
+        )
+    return no_memory(lacking(x, error), argument=argument)
 
 
 def lacking(x: Any, error: Exception) -> str:

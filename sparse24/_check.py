@@ -230,17 +230,27 @@ def is_scalar(value) -> bool:
 
 
 def number(value, *, argument: str) -> float:
-    """Return a factor as a float; refuses arrays with axes and text."""
+    """Return a factor as a float; refuses arrays with axes, text and complex numbers."""
     if type(value) is float:
         return value
+    unmasked(value, argument=argument)
     try:
-        if isinstance(value, str) or np.ndim(value):
+        if np.ndim(value) or not _is_real(value):
             raise TypeError
         return float(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"{argument} must be a number, got {shown(value)}") from None
     except OverflowError:
         raise ArgumentError(f"{argument} must fit a float, got a larger integer") from None
+
+
+def _is_real(value) -> bool:
+    """False for text, which `float` reads, and complex numbers, of which it drops a part."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return not isinstance(value, str | bytes)
+    name = str(dtype)  # of torch's types, too
+    return "complex" not in name and not name.startswith(("|S", "<U", ">U", "|V"))
 
 
 def positive(value, *, argument: str) -> float:

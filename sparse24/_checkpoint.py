@@ -30,7 +30,7 @@ DEFAULT_EXCLUDE = (
     r"|predictions\.decoder|relative_attention_bias|vocab_projector|output_projection|qa_outputs"
     r"|(^|\.)score\.weight$|pred_layer\.proj|lm_loss|rel_pos_[hw]$"
     r"|router|(mlp|moe|ffn|feed_forward|mixer)\.gate(\.wg)?\.weight$|bias$"
-    r"|[._]scales?(_inv)?$|zero_points?$|time_(decay|first|faaaa)$|A_log$"
+    r"|[._]scales?(_inv|_packed)?$|zero_points?$|time_(decay|first|faaaa)$|A_log$"
 )
 # The end of a weight's name, and what stands in its place for its mask and for a sure sign of one:
 # sparse layers of sparse24.torch, and torch.nn.utils.prune.

@@ -42,7 +42,7 @@ def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
             _check.number(x, argument="the factor")
             return kind(x)  # a member of an enumeration, say
     array, _ = _foreign.take(x, argument="the factor")
-    if type(array) is np.ndarray and not array.ndim:
+    if type(array) is np.ndarray and not array.ndim and array.dtype != object:
         return array[()]
     _devices.refuse_apart(array, device, argument="the factor")
     try:

@@ -62,7 +62,7 @@ def explain(
     Raises
     ------
     ArgumentError
-        If neither operand is one of these, or no kernel has the name `algorithm`.
+        If neither operand is sparse, or no kernel has the name `algorithm`.
     ShapeError, DTypeError, DeviceError
         If the operands do not fit.
     UnsupportedError
@@ -133,7 +133,15 @@ def explained(a, b, out, call: Call) -> Explanation:
         return _explain_n_m(a, b, out, call)
     if isinstance(first, HybridArray) and not isinstance(b, Windows24):
         return _explain_hybrid(a, b, out, call)
-    raise ArgumentError(
+    raise _none_sparse(a, b)
+
+
+def _none_sparse(a, b) -> ArgumentError:
+    """The error of two dense operands; what is no array is refused as by `matmul`."""
+    for argument, x in (("a", a), ("b", b)):
+        if not isinstance(x, SparseArray | Windows24 | tuple):  # a tuple is a shape and dtype
+            _foreign.take(x, argument=argument)
+    return ArgumentError(
         "one operand must be a Sparse24Array, an NMArray or a HybridArray; compress a plain array "
         "first, and for a Windows24 W call explain(W.array, b[W.index])"
     )

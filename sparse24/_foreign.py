@@ -39,7 +39,7 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
         return from_torch(x, argument=argument), to_torch
     if _arrays.is_jax(x):
         return _from_jax(x, argument), functools.partial(_to_jax, x)
-    if hasattr(x, "__dlpack__"):
+    if hasattr(x, "__dlpack__") and not isinstance(x, type):
         return _from_dlpack(x), identity
     if _arrays.is_sparse_matrix(x):
         raise DTypeError(
@@ -165,7 +165,7 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
     try:
         return view_of(x)
     except (TypeError, RuntimeError) as error:
-        raise _arrays.no_memory(_arrays.lacking(x, error), argument=argument) from error
+        raise _arrays.unread(x, error, argument=argument) from error
 
 
 def _other_than_memory(x: Any, argument: str) -> DTypeError:

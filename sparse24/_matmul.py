@@ -252,8 +252,11 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
             A, _ = _foreign.take(A, argument="A")  # refuses most, and says what to make of them
     _gradients.refuse(x, "x")
     _gradients.refuse(bias, "bias")
-    shape = () if isinstance(x, type) else getattr(x, "shape", ())
-    if shape and shape[-1] != A.shape[-1]:
+    if not _check.is_an_array(x):
+        x, _ = _foreign.take(x, argument="x")  # a list, say, while its name is known
+    shape = x.shape
+    _check.not_scalar(shape, argument="x")
+    if shape[-1] != A.shape[-1]:
         raise ShapeError(
             f"x must have shape (..., k) and A (m, k), got {tuple(shape)} and {tuple(A.shape)}"
             f"{_turned(shape, A.shape)}"
@@ -295,7 +298,9 @@ def _one_factor_a_row(x, scales):
     """Tokens along several axes as rows of one matrix, where each has a scale of its own."""
     if not isinstance(scales, tuple | list) or len(scales) != 2:
         return x, scales  # `matmul` says what is wrong with it
-    own, lead = scales[0], tuple(getattr(x, "shape", ())[:-1])
+    own, lead = scales[0], tuple(x.shape[:-1])
+    if isinstance(own, list | tuple):
+        own, _ = _foreign.take(own, argument="scales[0]")
     if len(lead) < 2 or tuple(getattr(own, "shape", ())) not in (lead, (*lead, 1)):
         return x, scales
     rows = x.reshape((math.prod(lead), x.shape[-1]))

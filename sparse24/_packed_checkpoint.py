@@ -1,7 +1,8 @@
-"""Checkpoints of compressed-tensors, whose matrices are packed by bit masks, read as dense ones.
+"""Checkpoints of compressed-tensors, whose matrices are packed, read as the dense ones they hold.
 
-``layer.weight`` is there as ``layer.compressed``, the kept elements, ``layer.bitmask``, which says
-where they are, and ``layer.shape``; early versions keep ``.weight`` in these names.
+``layer.weight`` is there in several parts.  Packed by bit masks, these are ``layer.compressed``,
+the kept elements, ``layer.bitmask``, which says where they are, and ``layer.shape``; early versions
+keep ``.weight`` in these names.  Those of ``marlin-24`` are what `convert.from_marlin24` takes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import os
 
 import numpy as np
 
-from sparse24 import _raw_files, convert
+from sparse24 import _marlin24, _raw_files, convert
 from sparse24._errors import FormatError, PatternError, ShapeError
+from sparse24._file_checks import Spec
 from sparse24._raw_files import ArrayFile
-
-_PARTS = ("compressed", "bitmask", "shape")
+from sparse24.formats.two_four import Sparse24Array
 
 
 def open_checkpoint(path: str | os.PathLike) -> ArrayFile:
@@ -24,26 +25,95 @@ def open_checkpoint(path: str | os.PathLike) -> ArrayFile:
     Raises
     ------
     ArgumentError, FormatError, FileNotFoundError
-        As `_raw_files.open_arrays`; also if the shape of a packed matrix is none.
+        As `_raw_files.open_arrays`; also if parts of a packed matrix do not fit together.
     """
     file = _raw_files.open_arrays(path)
     ours = any(one.header for one in file.files)
     return file if ours or not _packed_layers(file) else UnpackedFile(file)
 
 
-def _packed_layers(file: ArrayFile) -> list[str]:
-    """What comes before ``.compressed`` and the like.
+class _Form:
+    """A way to pack matrices.
 
-    The unstructured form has the same parts, but a vector of elements; it stays as it is.
+    Attributes
+    ----------
+    parts : tuple of str
+        Last names of the arrays; a matrix takes the place of the first of them.
     """
-    layers = [name.removesuffix(".bitmask") for name in file if name.endswith(".bitmask")]
-    return [
-        layer
-        for layer in layers
-        if all(f"{layer}.{part}" in file for part in _PARTS)
-        and len(file.specs[f"{layer}.compressed"][0]) == 2
-        and _weight_of(layer) not in file
-    ]
+
+    parts: tuple[str, ...]
+
+    def packs(self, file: ArrayFile, layer: str) -> bool:
+        """Whether a layer that has parts of these names is packed in this way."""
+        return True
+
+    def spec(self, file: ArrayFile, layer: str) -> Spec:
+        """Shape and type of the matrix, once the parts fit together."""
+        raise NotImplementedError(type(self).__name__)
+
+    def read(self, parts: list[np.ndarray], shape: tuple[int, ...]) -> Sparse24Array:
+        raise NotImplementedError(type(self).__name__)
+
+
+class _Bitmask(_Form):
+    parts = ("compressed", "bitmask", "shape")
+
+    def packs(self, file: ArrayFile, layer: str) -> bool:
+        # The unstructured form has the same parts, but a vector of elements; it stays as it is.
+        return len(file.specs[f"{layer}.compressed"][0]) == 2
+
+    def spec(self, file: ArrayFile, layer: str) -> Spec:
+        sizes = file[f"{layer}.shape"]
+        if sizes.size != 2 or sizes.dtype.kind not in "iu":
+            raise FormatError(
+                f"{file.path}: {layer}.shape must hold two whole numbers, got {sizes.dtype} of "
+                f"shape {sizes.shape}"
+            )
+        m, k = map(int, sizes.reshape(-1))
+        bits, dtype = file.specs[f"{layer}.bitmask"]
+        if min(m, k) < 0 or (bits, dtype) != ((m, -(-k // 8)), np.uint8):
+            raise FormatError(
+                f"{file.path}: {layer}: bitmask must be uint8 of shape {(m, -(-k // 8))} for a "
+                f"matrix of shape {(m, k)}, got {dtype} {bits}"
+            )
+        return (m, k), file.specs[f"{layer}.compressed"][1]
+
+    def read(self, parts: list[np.ndarray], shape: tuple[int, ...]) -> Sparse24Array:
+        values, bits, _ = parts
+        return convert.from_bitmask(values, bits, shape)
+
+
+class _Marlin24(_Form):
+    parts = _marlin24.PARTS
+
+    def spec(self, file: ArrayFile, layer: str) -> Spec:
+        specs = {part: file.specs[f"{layer}.{part}"] for part in self.parts}
+        try:
+            return _marlin24.layout(specs).shape, specs["scale_packed"][1]
+        except FormatError as error:
+            raise FormatError(f"{file.path}: {layer}: {error}") from error
+
+    def read(self, parts: list[np.ndarray], shape: tuple[int, ...]) -> Sparse24Array:
+        return convert.from_marlin24(*parts)
+
+
+_FORMS = (_Bitmask(), _Marlin24())
+
+
+def _packed_layers(file: ArrayFile) -> dict[str, _Form]:
+    """What comes before ``.compressed`` and the like, and how that layer is packed."""
+    return {
+        layer: form
+        for form in _FORMS
+        for layer in _layers_with(form.parts, file)
+        if _weight_of(layer) not in file and form.packs(file, layer)
+    }
+
+
+def _layers_with(parts: tuple[str, ...], file: ArrayFile) -> list[str]:
+    last = f".{parts[0]}"
+    layers = [name.removesuffix(last) for name in file if name.endswith(last)]
+    return [layer for layer in layers if all(f"{layer}.{part}" in file for part in parts)]
 
 
 def _weight_of(layer: str) -> str:
@@ -60,15 +130,16 @@ class UnpackedFile(ArrayFile):
         super().__init__(file.path)
         self.header, self.texts, self.index = file.header, file.texts, file.index
         self._file, self._whole = file, whole or file
-        self._layers: dict[str, str] = {}
+        self._layers: dict[str, tuple[str, _Form]] = {}  # by the name of the matrix
         packed = _packed_layers(self._whole)
-        layer_of = {f"{layer}.compressed": layer for layer in packed}
-        taken = {f"{layer}.{part}" for layer in packed for part in _PARTS}
+        layer_of = {f"{layer}.{form.parts[0]}": layer for layer, form in packed.items()}
+        taken = {f"{layer}.{part}" for layer, form in packed.items() for part in form.parts}
         for name, spec in file.specs.items():
             if name in layer_of:
-                weight = _weight_of(layer_of[name])
-                self._layers[weight] = layer_of[name]
-                self.specs[weight] = self._shape(layer_of[name]), spec[1]
+                layer = layer_of[name]
+                weight, form = _weight_of(layer), packed[layer]
+                self._layers[weight] = layer, form
+                self.specs[weight] = form.spec(self._whole, layer)
             elif name not in taken:
                 self.specs[name] = spec
 
@@ -81,27 +152,12 @@ class UnpackedFile(ArrayFile):
     def check_unchanged(self) -> None:
         self._file.check_unchanged()
 
-    def _shape(self, layer: str) -> tuple[int, int]:
-        sizes = self._whole[f"{layer}.shape"]
-        if sizes.size != 2 or sizes.dtype.kind not in "iu":
-            raise FormatError(
-                f"{self.path}: {layer}.shape must hold two whole numbers, got {sizes.dtype} of "
-                f"shape {sizes.shape}"
-            )
-        m, k = map(int, sizes.reshape(-1))
-        bits, dtype = self._whole.specs[f"{layer}.bitmask"]
-        if min(m, k) < 0 or (bits, dtype) != ((m, -(-k // 8)), np.uint8):
-            raise FormatError(
-                f"{self.path}: {layer}: bitmask must be uint8 of shape {(m, -(-k // 8))} for a "
-                f"matrix of shape {(m, k)}, got {dtype} {bits}"
-            )
-        return m, k
-
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if name not in self._layers:
             return self._file[name]
-        values, bits = (self._whole[f"{self._layers[name]}.{part}"] for part in _PARTS[:2])
+        layer, form = self._layers[name]
+        parts = [self._whole[f"{layer}.{part}"] for part in form.parts]
         try:
-            return convert.from_bitmask(values, bits, shape).toarray()
+            return form.read(parts, shape).toarray()
         except (FormatError, PatternError, ShapeError) as error:
-            raise type(error)(f"{self.path}: {self._layers[name]}: {error}") from error
+            raise type(error)(f"{self.path}: {layer}: {error}") from error

@@ -183,6 +183,10 @@ def plan(
             way_out = "arrays of other formats compile their kernels in the first product"
         if isinstance(b_spec, Sparse24Array):
             way_out = "x @ A.T is the transpose of A @ x.T: plan(A, x.T, out_order='column')"
+        if hasattr(a, "to_array"):  # a packed weight of torch
+            way_out = "pass its .to_array()"
+        if hasattr(b_spec, "to_array"):
+            way_out = "x @ W.T: plan(W.to_array(), x.T, out_order='column')"
         raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; {way_out}")
     _check.one_of(out_order, ("row", "column"), argument="out_order")
     check_algorithm(algorithm)

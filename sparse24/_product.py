@@ -16,6 +16,7 @@ import numpy as np
 
 from sparse24 import (
     _arrays,
+    _check,
     _cuda_graphs,
     _dispatch,
     _foreign,
@@ -184,8 +185,7 @@ def with_own_type(call: Call, x) -> Call:
 def taken(x, a: Operand24, call: Call, argument: str):
     """The dense operand as a NumPy or CuPy array, how to convert back, and whether it is `x`."""
     array, restore = _foreign.take(x, argument=argument)
-    if array.ndim == 0:
-        raise ShapeError(f"{argument} must have at least one axis, got a scalar")
+    _check.not_scalar(array.shape, argument=argument)
     known = promoted_integers(array, a.dtype, call.other_dtype, argument=argument)
     _arrays.logical_dtype(known, call.other_dtype, argument=argument)
     return known, restore, known is array

@@ -177,8 +177,7 @@ def refuse_integers(of: str, result: str, *, on_gpu: bool) -> None:
 
 def result_name(dtype) -> str:
     """Name of a result's type, which may be int32 beside those of operands."""
-    name = _dtypes.by_name(dtype)
-    if not _check.is_an_array(name) and name in ("int32", np.int32):  # an np.dtype equals its name
+    if _dtypes.of_numpy(_dtypes.by_name(dtype)) == np.int32:
         return "int32"
     return _dtypes.lookup(dtype, known=_dtypes.OUTPUT_NAMES).name
 

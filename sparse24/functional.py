@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes
+from sparse24 import _arrays, _check, _dtypes, _foreign
 from sparse24._compress import compress
 from sparse24._devices import on_device_of_arguments
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
-from sparse24._promotion import result_of
+from sparse24._promotion import promoted_integers, result_of
 from sparse24._prune import mask as choose_mask
 from sparse24._schedule.arrays import level, select
 from sparse24._schedule.gradients import compress_mvue_24, sr_ste_gradient
@@ -210,6 +210,8 @@ def linear_backward(
     ------
     ShapeError
         If the shape of `dy` is not that of the output.
+    DTypeError
+        If products take no `dy` of this type.
     ArgumentError
         If `gradient` is unknown, or `saved` is not a result of `linear`.
 
@@ -231,26 +233,29 @@ def linear_backward(
         raise ArgumentError(
             f"saved must be the second result of linear, a Saved, got {_check.shown(saved)}"
         )
+    dy, x = (_as_multiplied(a, saved, name) for a, name in ((dy, "dy"), (saved.x, "x")))
+    weight, _ = _foreign.take(saved.weight, argument="weight")
     step = _check.whole(step, argument="step", least=0)
     rule = checked_rule(gradient, saved.transposable, decay, seed)
-    m, k = saved.weight.shape
-    if tuple(dy.shape) != (*saved.x.shape[:-1], m):
-        raise ShapeError(f"dy must have shape {(*saved.x.shape[:-1], m)}, got {dy.shape}")
+    m, k = weight.shape
+    if tuple(dy.shape) != (*x.shape[:-1], m):
+        raise ShapeError(f"dy must have shape {(*x.shape[:-1], m)}, got {dy.shape}")
     dx = matmul(dy, saved.packed[-1])
     tokens = math.prod(dy.shape[:-1])
-    rows, outer = saved.x.reshape(tokens, k), dy.reshape(tokens, m)
+    rows, outer = x.reshape(tokens, k), dy.reshape(tokens, m)
     if rule.samples:
         dweight = matmul(compress_mvue_24(outer.T, step=step, seed=seed), rows)
     else:
         dweight = _dense_product(outer.T, rows)
     if rule.decay or not rule.straight:
-        kept = saved.mask
-        if kept is None:
-            kept = choose_mask(saved.weight, transposable=saved.transposable)
+        if saved.mask is None:
+            kept = choose_mask(weight, transposable=saved.transposable)
+        else:
+            kept, _ = _foreign.take(saved.mask, argument="mask")
         if not rule.straight:  # an infinity times False would be NaN
             dweight = select(kept, dweight, level(dweight, 0))
         if rule.decay:
-            dweight = sr_ste_gradient(saved.weight, dweight, kept, rule.decay)
+            dweight = sr_ste_gradient(weight, dweight, kept, rule.decay)
     shape = saved.bias_shape
     return dx, dweight, None if shape is None else _sum_of_rows(outer).reshape(shape)
 
@@ -266,19 +271,31 @@ def _check_own(x, argument: str) -> None:
     )
 
 
+def _as_multiplied(x, saved: Saved, argument: str):
+    """A plain array, in the type in which it meets the weight if it holds whole numbers."""
+    array, _ = _foreign.take(x, argument=argument)
+    array = promoted_integers(array, saved.packed[0]._dtype, argument=argument)
+    _arrays.logical_dtype(array, argument=argument)
+    return array
+
+
 def _sum_of_rows(x):
-    """``x.sum(0)`` in the operand's type; NumPy would add 16-bit floats one by one in 16 bits."""
-    if _arrays.namespace(x) is np and x.dtype.itemsize == 2:
-        return x.sum(0, dtype=np.float32).astype(x.dtype)
+    """``x.sum(0)`` in the type of products; NumPy would add narrow floats one by one in their own.
+
+    That is the type of `x`, but for fp8.
+    """
+    dtype = _arrays.logical_dtype(x)
+    if _arrays.namespace(x) is np and dtype.accumulator == np.float32:
+        return x.sum(0, dtype=np.float32).astype(_dtypes.numpy_dtype(dtype.result))
     return x.sum(0)
 
 
 def _dense_product(a, b):
     """``a @ b`` in the type of a sparse product; NumPy has no BLAS for 16-bit floats."""
+    result = _dtypes.numpy_dtype(result_of(_arrays.logical_dtype(b), a.dtype, argument="dy"))
     xp = _arrays.namespace(a)
-    if xp is not np:
+    if xp is not np and result != np.int32:  # of int8, which would wrap
         return xp.matmul(a, b)
-    result = _dtypes.lookup(result_of(_arrays.logical_dtype(b), a.dtype, argument="dy")).logical
     wide = np.dtype(np.float32) if result.itemsize == 2 else result
-    product = np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False))
+    product = xp.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False))
     return product.astype(result, copy=False)

@@ -73,6 +73,7 @@ def relative_error(actual: Any, exact: Any) -> float:
     given = (("actual", actual), ("exact", exact))
     found, wanted = (_arrays.to_numpy(x, argument=name) for name, x in given)
     for name, x in (("actual", found), ("exact", wanted)):
+        _check.unmasked(x, argument=name)
         _arrays.check_real(x, argument=name)
     found, wanted = found.astype(np.float64), wanted.astype(np.float64)
     _check.same_shape(found.shape, wanted.shape, argument="actual", other="exact")

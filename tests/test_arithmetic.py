@@ -131,6 +131,19 @@ def test_fp8_saturates_as_everywhere():
     np.testing.assert_array_equal(a.toarray().astype(np.float32), [[448, 0, -448, 0]])
 
 
+@pytest.mark.parametrize("own", ["float8_e4m3fn", "float8_e5m2", "int8", "float16"])
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_sparse_factor_of_fp8_gives_the_type_of_a_dense_one(name, own, rng, xp):
+    a, b = (
+        MAKERS[make](rng.integers(-4, 5, SHAPE).astype(np.float32), dtype)
+        for make, dtype in (("two_four", own), ("n_m", name))
+    )
+    want = a * dense_of(b)
+    if xp is not np:
+        a, b = a.to_device("cuda"), b.to_device("cuda")
+    assert_is(a * b, dense_of(want))
+
+
 def test_products_with_the_result_and_its_checks(rng):
     a = s24.compress(rng.standard_normal((64, 72)), on_excess="prune", transposable=True)
     x = rng.standard_normal((72, 5))
@@ -153,6 +166,8 @@ def test_what_is_no_factor_is_named(make):
         ("2", s24.DTypeError, "must be an array, got str"),
         (None, s24.DTypeError, "must be an array, got NoneType"),
         (object(), s24.DTypeError, "must be an array, got object"),
+        (np.array(2, object), s24.DTypeError, "a factor of object give object, which is not stor"),
+        (np.array(1j, object), s24.DTypeError, "a factor of object give object, which is not st"),
     ):
         with pytest.raises(error, match=words):
             a * wrong

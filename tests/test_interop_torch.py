@@ -69,6 +69,20 @@ def test_tensors_without_elements_in_rows_are_refused():
                 call(x)
 
 
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("float8_e4m3fnuz", r"\.to\(torch\.float32\)"), ("qint8", r"\.dequantize\(\)")],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch gives up quantised types
+def test_tensors_of_types_that_numpy_lacks_say_how_to_convert_them(name, way):
+    x, dtype = torch.ones(24, 2), getattr(torch, name)
+    x = x.to(dtype) if name[0] == "f" else torch.quantize_per_tensor(x, 0.1, 0, dtype)
+    wrong = rf"b must have a type that NumPy has as well, got torch\.{name}; .* {way}$"
+    for make in (s24.compress, s24.hybrid):
+        with pytest.raises(s24.DTypeError, match=wrong):
+            make(np.eye(8, 24)) @ x
+
+
 def test_the_error_of_a_key_that_torch_cannot_hand_over_has_its_words():
     a = s24.random((40, 24), rng=0)
     with pytest.raises(s24.ArgumentError, match="got Tensor of shape") as raised:

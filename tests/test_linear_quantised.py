@@ -70,6 +70,18 @@ def test_bits_of_fp8_and_types_alone(rng):
     assert s24.linear(x, A, dtype="float16").dtype == np.float16
 
 
+@pytest.mark.parametrize("kind", MAKERS)
+def test_lists_are_tokens_and_scales_too(rng, kind):
+    x, w = quantised(rng, "bfloat16")
+    A, scales = MAKERS[kind](w), (rng.uniform(1, 2, (2, T // 2)), rng.uniform(1, 2, M))
+    want = s24.linear(x.astype(np.float64), A, scales=scales)
+    listed = [scale.tolist() for scale in scales]
+    for tokens, factors in ((x.astype(np.float64).tolist(), scales), (x.tolist(), listed)):
+        np.testing.assert_allclose(s24.linear(tokens, A, scales=factors), want, rtol=1e-5)
+    listed[0] = scales[0][..., None].tolist()
+    np.testing.assert_array_equal(s24.linear(x.astype(np.float64), A, scales=listed), want)
+
+
 def test_tokens_without_features_have_scales_of_their_own():
     A, x = s24.compress(np.zeros((5, 0), np.float32)), np.ones((2, 3, 0), np.float32)
     scale = np.ones((2, 3), np.float32)

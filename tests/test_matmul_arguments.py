@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -57,6 +60,30 @@ def test_factors_that_are_none_are_refused():
         np.testing.assert_array_equal(s24.matmul(a, x, alpha=good), 2 * (a @ x))
     with pytest.raises(s24.ArgumentError, match="got a scalar; factors go to alpha="):
         _ = a @ 3
+
+
+@pytest.mark.parametrize(
+    "bad", [b"2", np.bytes_(b"2"), np.void(b"2"), np.complex64(1j), np.complex128(2)]
+)
+def test_text_and_complex_numbers_are_no_factors(bad):
+    """Python's `float` reads the former, and drops a part of the latter."""
+    a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
+    for name, options in (
+        ("alpha", {"alpha": bad}), ("alpha", {"alpha": np.array(bad)}),
+        (r"scales\[1\]", {"scales": (1, bad)}), ("bias", {"epilogue": s24.Epilogue(bias=bad)}),
+        ("out_scale", {"epilogue": s24.Epilogue(out_scale=np.array(bad))}),
+    ):  # fmt: skip
+        with pytest.raises(s24.ArgumentError, match=f"{name} must be a number, got"):
+            s24.matmul(a, x, **options)
+
+
+def test_a_factor_without_a_mask_is_a_number():
+    a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
+    for bad in (np.ma.masked, np.ma.array(2.0, mask=True)):
+        with pytest.raises(s24.DTypeError, match="alpha must not be a Masked"):
+            s24.matmul(a, x, alpha=bad)
+    for good in (np.float16(2), ml_dtypes.bfloat16(2), Fraction(2), Decimal(2)):
+        np.testing.assert_array_equal(s24.matmul(a, x, alpha=good), 2 * (a @ x))
 
 
 @pytest.mark.parametrize("make", [s24.hybrid, lambda x: s24.NMArray.from_dense(x, pattern=(3, 5))])
@@ -228,6 +255,8 @@ def test_a_plan_without_a_type_says_what_it_wants():
         (lambda a, x: s24.plan(x, x), s24.ArgumentError, "make one with sparse24.compress"),
         (lambda a, x: s24.plan(x.T, a.T), s24.ArgumentError, r"plan\(A, x\.T, out_order='col"),
         (lambda a, x: a @ 3.0, s24.ArgumentError, "got a scalar"),
+        (lambda a, x: a @ np.array(3.0), s24.ShapeError, r"b must .* factors go to alpha="),
+        (lambda a, x: a @ "w.npy", s24.DTypeError, "b must be an array, got str; read the file"),
         (lambda a, x: s24.matmul(a, x, algorithm="fast"), s24.ArgumentError, "algorithm"),
         (lambda a, x: s24.matmul(a.T, x[:8], algorithm="cpu_sparse"), s24.UnsupportedError,
          "no operand is stored 2:4 along"),

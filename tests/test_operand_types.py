@@ -51,6 +51,15 @@ def test_whole_numbers_meet_a_matrix_as_in_numpy(make, rng, own, given, common):
             np.testing.assert_array_equal(got.astype(np.float64), want)
 
 
+@pytest.mark.parametrize("dtype", ["i4", "intc", np.int32, np.dtype("int32"), "f4", np.single])
+def test_a_result_is_named_by_any_name_of_its_type(make, dtype):
+    a, x = make(np.eye(8, dtype=np.int8)), np.ones((8, 2), np.int8)
+    assert s24.matmul(a, x, dtype=dtype).dtype == dtype
+    assert s24.linear(x.T, a, dtype=dtype).dtype == dtype
+    with pytest.raises(s24.DTypeError, match=r"dtype must be one of .*, int32, got '>i4'"):
+        s24.matmul(a, x, dtype=">i4")
+
+
 @pytest.mark.parametrize("name", ["int8", "int32"])
 @pytest.mark.parametrize("own", ["float32", "float64"])
 def test_whole_results_of_float64_are_refused_on_a_gpu(monkeypatch, own, name):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dtypes
 
 MAKERS = {
     "2:4": lambda w: s24.compress(w, on_excess="prune"),
@@ -28,6 +29,18 @@ def test_sums_lose_their_fractions_once_they_are_complete(make, dtype, out, rng)
             assert getattr(a, function)(axis=axis, out=got) is got
             getattr(dense, function)(axis=axis, out=want)
             np.testing.assert_allclose(got, want, rtol=2e-3)
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_sums_of_halves_go_to_an_out_of_a_type_without_a_common_one(make, out, rng):
+    """NumPy names none of float16 and these, but stores the sums of the dense array."""
+    a = MAKERS[make](rng.integers(0, 2, (20, 32)).astype(np.float16))
+    for axis in (0, 1, None):
+        want = a.toarray().sum(axis=axis).astype(np.float32)
+        got = np.zeros(want.shape, _dtypes.TABLE[out].logical)
+        assert a.sum(axis=axis, out=got) is got
+        np.testing.assert_array_equal(got, want.astype(got.dtype))
 
 
 @pytest.mark.parametrize("function", ["sum", "mean", "max", "min"])

@@ -37,6 +37,9 @@ def test_a_type_is_no_array():
     for call, error, words in (
         (lambda: s24.linear(np.float32, a), s24.DTypeError, "x must be an array, got type"),
         (lambda: s24.linear(w, np.float32), s24.DTypeError, "A must be an array, got type"),
+        (lambda: a @ np.ndarray, s24.DTypeError, "b must be an array, got type"),
+        (lambda: s24.matmul(np.ndarray, w), s24.DTypeError, "a must be an array, got type"),
+        (lambda: a * np.ndarray, s24.DTypeError, "the factor must be an array, got type"),
         (lambda: s24.prune(w, out=np.float32), s24.DTypeError, "out must be an array, got type"),
         (lambda: functional.pack(w, mask=bool), s24.DTypeError, "mask must be an array, got type"),
         (lambda: functional.pack(w, mask="24"), s24.DTypeError, "mask must be an array, got str"),
@@ -248,10 +251,36 @@ def test_a_layer_names_its_own_argument(make):
     ):
         with pytest.raises(s24.DTypeError, match=rf"^x\.dtype must be .*{words}"):
             s24.linear(wrong, layer)
+    for wrong, words in (
+        (
+            [[1.0] * 7],
+            r"x must have shape \(\.\.\., k\) and A \(m, k\), got \(1, 7\) and \(8, 8\)$",
+        ),
+        ([[1.0], [1.0, 2.0]], "x must be an array: "),
+        (np.array(1.0), "x must have at least one axis, got a scalar"),
+    ):
+        with pytest.raises(s24.ShapeError, match=f"^{words}"):
+            s24.linear(wrong, layer)
     with pytest.raises(s24.DTypeError, match=r"^dtype must be"):
         s24.linear(x, layer, dtype="float8")
     with pytest.raises(s24.DTypeError, match=r"^x must not hold integers wider than int8"):
         s24.linear(x.astype(int), layer.astype("int8"))
+
+
+def test_a_gradient_has_its_name_and_shape():
+    x, weight = np.ones((2, 8)), np.eye(4, 8)
+    y, saved = functional.linear(x, weight, np.zeros(4))
+    for wrong, words in (
+        (y.astype(np.uint8), r"dy\.dtype must be one of .*, got dtype\('uint8'\)"),
+        (y * 1j, r"dy\.dtype must be one of .*; take dy\.real and dy\.imag"),
+        (np.ma.array(y), "dy must not be a MaskedArray"),
+    ):
+        with pytest.raises(s24.DTypeError, match=f"^{words}"):
+            functional.linear_backward(wrong, saved)
+    kept = s24.mask(weight).view(np.matrix)  # which keeps two axes
+    _, saved = functional.linear(x, weight.view(np.matrix), np.zeros(4), mask=kept)
+    of_matrix = functional.linear_backward(y.view(np.matrix), saved, gradient="24dense", decay=0.1)
+    assert [part.shape for part in of_matrix] == [(2, 8), (4, 8), (4,)]
 
 
 @pytest.mark.parametrize("layers", ["torch", "jax", "functional"])

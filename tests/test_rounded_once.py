@@ -121,15 +121,42 @@ def test_float64_is_rounded_once_to_narrower_types(name, between):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_the_gradient_of_a_bias_is_summed_in_float32(name):
-    """In 16 bits themselves a sum of ones stands still, at 2048 or 256."""
+    """In these types themselves a sum of ones stands still: at 2048, 256, 16 and 8."""
     dtype = _dtypes.numpy_dtype(name)
     x, weight, bias = np.ones((4096, 4), dtype), np.eye(2, 4, dtype=dtype), np.zeros(2, dtype)
     y, saved = functional.linear(x, weight, bias)
-    dbias = functional.linear_backward(np.ones_like(y), saved)[2]
-    assert dbias.dtype == dtype
+    dx, _, dbias = functional.linear_backward(np.ones_like(y, dtype=dtype), saved)
+    assert dbias.dtype == dx.dtype == y.dtype
     np.testing.assert_array_equal(dbias.astype(np.float32), 4096)
+
+
+@pytest.mark.parametrize("gradient", ["ste", "24dense", "24sparse"])
+@pytest.mark.parametrize("of_dy", ["float32", "uint16", "int64"])
+@pytest.mark.parametrize("of_x", ["bool", "int8", "uint16", "int64"])
+@pytest.mark.parametrize("own", ["float32", "bfloat16"])
+def test_layers_of_whole_numbers_have_gradients(rng, own, of_x, of_dy, gradient):
+    """`linear` takes such tokens, so the way back takes them, too."""
+    x, dy = (rng.integers(0, 2, shape) for shape in ((8, 8), (8, 4)))
+    weight = rng.integers(-4, 5, (4, 8)).astype(_dtypes.numpy_dtype(own))
+    y, saved = functional.linear(x.astype(of_x), weight)
+    dx, dweight, _ = functional.linear_backward(dy.astype(of_dy), saved, gradient=gradient)
+    floats = x.astype(y.dtype), dy.astype(s24.matmul(dy.astype(of_dy), saved.packed[0]).dtype)
+    _, like = functional.linear(floats[0], weight)
+    want = functional.linear_backward(floats[1], like, gradient=gradient)
+    for got, same in zip((dx, dweight), want, strict=False):
+        assert got.dtype == same.dtype
+        np.testing.assert_array_equal(got, same)
+
+
+def test_layers_of_int8_sum_in_int32():
+    x, dy, weight = (np.full(shape, 100, np.int8) for shape in ((40, 4), (40, 2), (2, 4)))
+    _, saved = functional.linear(x, weight, np.zeros(2))
+    dx, dweight, dbias = functional.linear_backward(dy, saved)
+    assert dx.dtype == dweight.dtype == np.int32
+    np.testing.assert_array_equal(dweight, 400000)
+    np.testing.assert_array_equal(dbias, 4000)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])

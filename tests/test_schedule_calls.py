@@ -202,6 +202,20 @@ def test_masks_are_booleans_or_numbers_of_the_weights_library():
         S.apply_masks(torch.from_numpy(weight), numbers)
     with pytest.raises(DTypeError, match="mask of layer 'w' must be an array, got list"):
         S.apply_masks({"w": weight}, {"w": [[1, 0, 0, 1]]})
+    with pytest.raises(DTypeError, match="mask of layer 'w' must not be a MaskedArray"):
+        S.apply_masks({"w": weight}, {"w": np.ma.array(numbers > 0, mask=numbers > 1)})
+
+
+def test_a_matrix_whose_products_are_of_matrices_is_refused():
+    """The scale of one was that of its matrix product, and Taylor ranked by such a product."""
+    weight = np.arange(16.0).reshape(4, 4)
+    state = S.init(S.Recipe(S.ConstantScheduler(0.5), S.Taylor()), {"w": weight})
+    for call in (
+        S.soft_threshold_scale, S.soft_threshold_24, lambda w: S.apply_masks(w, weight > 0),
+        lambda w: S.step(state, weights={"w": w}, gradients={"w": w}),
+    ):  # fmt: skip
+        with pytest.raises(DTypeError, match=r"must not be a numpy\.matrix, .*numpy\.asarray"):
+            call(weight.view(np.matrix))
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])

@@ -95,3 +95,5 @@ def test_errors_of_very_large_and_small_numbers_are_seen():
     assert np.isnan(relative_error(np.array([np.nan]), np.array([1.0])))
     with pytest.raises(s24.DTypeError, match="actual must hold real numbers"):
         relative_error(np.array([1 + 5j]), np.array([1.0]))
+    with pytest.raises(s24.DTypeError, match="exact must not be a MaskedArray"):
+        relative_error(np.array([1.0, 2.0]), np.ma.array([1.0, 5.0], mask=[False, True]))

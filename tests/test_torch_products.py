@@ -10,7 +10,7 @@ import scipy.sparse
 import torch
 
 import sparse24 as s24
-from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 K, M = 52, 32
@@ -156,3 +156,50 @@ def test_whole_numbers_have_no_gradient():
     a = s24.compress(np.eye(4, dtype=np.int8))
     with pytest.raises(UnsupportedError, match=r"floats to have a gradient, got torch\.int32"):
         s24.torch.matmul(a, torch.ones(4, 1, requires_grad=True), dtype="int32")
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_explain_and_plan_name_the_way_from_a_layer_or_a_packed_weight(learns):
+    layer, x = torch.nn.Linear(8, 4, bias=False), torch.ones(3, 8)
+    with pytest.raises(DTypeError, match=r"b must be an array, got Linear; pass its \.weight"):
+        s24.explain(x, layer)
+    packed = s24.torch.to_sparse_semi_structured(s24.prune(layer.weight))
+    packed = torch.nn.Parameter(packed, requires_grad=learns)
+    with pytest.raises(DTypeError, match=r"b must be a dense .* Sparse24Tensor; .* \.to_array\(\)"):
+        s24.explain(x, packed.T)
+    with pytest.raises(DTypeError, match=r"a must be a dense .* Sparse24Tensor; .* \.to_array\(\)"):
+        s24.explain(packed, x.T)
+    assert s24.explain(x, packed.T.to_array()).chosen == "cpu_sparse"
+    with pytest.raises(ArgumentError, match=r"got Sparse24Tensor; pass its \.to_array\(\)$"):
+        s24.plan(packed, x.T)
+    with pytest.raises(ArgumentError, match=r"x @ W\.T: plan\(W\.to_array\(\), x\.T, out_order='c"):
+        s24.plan(x, packed.T)
+    plan = s24.plan(packed.to_array(), x.T, out_order="column")
+    torch.testing.assert_close(plan.execute(x.T).T, x @ packed.detach().T)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["hybrid", "2:4", "3:8", "bfloat16"])
+def test_autocast_gives_the_type_of_a_dense_product(rng, kind, dtype):
+    w = rng.standard_normal((M, 64)).astype(np.float32)
+    how = {"pattern": (3, 8)} if kind == "3:8" else {}
+    a = s24.hybrid(w) if kind == "hybrid" else s24.compress(w, on_excess="prune", **how)
+    a = a.astype(kind) if kind == "bfloat16" else a
+    dense = torch.from_numpy(np.asarray(a.toarray(), np.float32))
+    x = torch.from_numpy(rng.standard_normal((5, 64)).astype(np.float32)).requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        for y in (s24.torch.matmul(x, a.T), s24.torch.matmul(a, x.T).T):
+            assert y.dtype == (x @ dense.T).dtype == dtype
+            torch.testing.assert_close(y, (x.double() @ dense.double().T).to(dtype))
+        assert s24.torch.matmul(x.to(dtype), a.T).dtype == dtype
+        assert s24.torch.matmul(x, a.T, dtype="float32").dtype == torch.float32
+        assert s24.torch.matmul(x.double(), a.T).dtype == torch.float64
+    (got,) = torch.autograd.grad(y.float().sum(), x)
+    torch.testing.assert_close(got, dense.sum(0).expand(5, -1), rtol=2e-2, atol=2e-2)
+    assert s24.torch.matmul(x, a.T).dtype == torch.float32  # outside of it
+
+
+def test_autocast_leaves_whole_numbers_alone():
+    a = s24.compress(np.eye(4, dtype=np.int8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert s24.torch.matmul(a, torch.ones(4, 1, dtype=torch.int8)).dtype == torch.int32

@@ -39,6 +39,8 @@ def test_what_is_no_tensor_is_named():
         st.SparseLinear(8, 4, seed=None)
     with pytest.raises(ArgumentError, match=r"decay must be a number, got '0\.1'"):
         st.linear(x, weight, decay="0.1")
+    with pytest.raises(ArgumentError, match=r"decay must be a number, got tensor\("):
+        st.linear(x, weight, decay=torch.tensor(0.1 + 1j))
     with pytest.raises(ArgumentError, match=r"seed must be a whole number from 0 on, got 1\.5"):
         st.linear(x, weight, gradient="24sparse", seed=1.5)
     up = torch.randn(16, 8)

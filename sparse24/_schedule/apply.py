@@ -73,6 +73,7 @@ def _names(arrays: Collection[str]) -> str:
 def _masked(weight: Array, mask: Array, name: str) -> Array:
     for what, given in (("weight", weight), ("mask", mask)):
         _check.is_array(given, argument=f"the {what} of layer {name!r}")
+        _check.unmasked(given, argument=f"the {what} of layer {name!r}")
     if tuple(weight.shape) != tuple(mask.shape):
         raise ShapeError(
             f"the mask of layer {name!r} must have its weight's shape, {tuple(weight.shape)}, got "

@@ -29,6 +29,11 @@ def namespace(*arrays: Array):
     """The array API namespace of the arrays."""
     for array in arrays:
         _check.unmasked(array, argument="a weight or gradient")
+        if isinstance(array, np.matrix):
+            raise DTypeError(
+                "a weight or gradient must not be a numpy.matrix, whose * is the matrix product; "
+                "pass numpy.asarray of it"
+            )
     try:
         return array_api_compat.array_namespace(*arrays)
     except TypeError as error:

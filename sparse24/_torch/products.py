@@ -11,8 +11,11 @@ from sparse24 import _check
 from sparse24 import _matmul as ours
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._other_formats import in_place_of
+from sparse24._torch.linear import autocast_dtype
 from sparse24._torch.transforms import differentiable
 from sparse24.formats.base import SparseArray
+
+_CAST = ("float16", "bfloat16", "float32")  # torch leaves float64 and what is no float alone
 
 
 @torch._disable_dynamo  # a compiled model breaks its graph here, as it cannot look into arrays
@@ -50,6 +53,10 @@ def matmul(a: SparseArray | Tensor, b: SparseArray | Tensor, *, dtype: Any = Non
     compressed with ``transposable=True``; of others it may become a dense one on a GPU.  Gradients
     of gradients are products, too.  ``torch.compile`` breaks its graph at the call.
 
+    Under ``torch.autocast`` the result of floats is of its type, as that of `torch.matmul`, unless
+    `dtype` is given.  It is rounded once, as both operands are read in their own types; an array of
+    that type takes less time.
+
     Examples
     --------
     Messages between the nodes of a graph:
@@ -74,10 +81,18 @@ def matmul(a: SparseArray | Tensor, b: SparseArray | Tensor, *, dtype: Any = Non
             f"{in_place_of(a, b)}"
         )
     _check.at_least_1d(x.shape, argument="a" if from_left else "b")
+    dtype = _autocast_result(array, x) if dtype is None else dtype
     y = differentiable(_Product, x, array, from_left, dtype)
     if x.requires_grad and torch.is_grad_enabled() and not y.is_floating_point():
         raise UnsupportedError(f"the result must be of floats to have a gradient, got {y.dtype}")
     return y
+
+
+def _autocast_result(array: SparseArray, x: Tensor) -> torch.dtype | None:
+    """To which type ``torch.autocast`` takes the result; None outside of it, and for others."""
+    if str(array.dtype) not in _CAST or str(x.dtype).removeprefix("torch.") not in _CAST:
+        return None
+    return autocast_dtype(x)
 
 
 class _Product(torch.autograd.Function):
