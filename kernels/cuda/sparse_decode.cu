@@ -44,8 +44,9 @@ constexpr int kMetaAt = TILE_M * kRowOfA;                      // in a stage, be
 constexpr int kBAt = kMetaAt + kMetaBytes;
 constexpr int kStage = kBAt + kBBytes;
 constexpr int kBarriersAt = SUMS_AT + WARPS_K * kPartial * sizeof(Sum);
+constexpr int kAtomRows = smaller(TILE_M, 64);                 // that are in one atom of metadata
+constexpr int kAtomsM = TILE_M / kAtomRows;
 static_assert(SUMS_AT >= STAGES * kStage);
-constexpr int kAtomRows = smaller(TILE_M, 64);                 // of the rows of an atom of metadata
 static_assert(kRowOfA % 128 == 0 && 64 % kAtomRows == 0 && TILE_M % kAtomRows == 0);
 static_assert(kMetaAt % 1024 == 0 && kBAt % 1024 == 0 && kStage % 1024 == 0);  // periods of the swizzle
 
@@ -61,15 +62,18 @@ struct Place {
 
 inline int tiles_of(int size, int tile) { return (size + tile - 1) / tile; }
 
-// Neighbours have the same rows of A.
+// Tiles along n: one, unless A is widened.  Those of the same rows follow one another.
+inline int tiles_along_n(const Shape& s) { return MIXED ? tiles_of(s.n, TILE_N) : 1; }
+
 inline Place place_of(int number, const Shape& s) {
-    const int tiles_n = tiles_of(s.n, TILE_N), tiles_m = tiles_of(s.m, TILE_M), line = number / tiles_n;
-    return {line % tiles_m * TILE_M, number % tiles_n * TILE_N, line / tiles_m};
+    const int tiles_n = tiles_along_n(s), tiles_m = tiles_of(s.m, TILE_M);
+    const int line = tiles_n == 1 ? number : number / tiles_n;
+    return {line % tiles_m * TILE_M, (number - line * tiles_n) * TILE_N, line / tiles_m};
 }
 
 // Calls act(tile) for each tile of this block.
 template <class Act> inline void each_tile(const Shape& s, Act act) {
-    const int tiles = tiles_of(s.m, TILE_M) * tiles_of(s.n, TILE_N) * s.batch;
+    const int tiles = tiles_of(s.m, TILE_M) * tiles_along_n(s) * s.batch;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) act(place_of(number, s));
 }
 
@@ -138,7 +142,7 @@ struct Producer {
   private:
     int bytes(int k0) const { return kBAt + bytes_of_b(k0); }
 #if B_COLUMN
-    int bytes_of_b(int) const { return kBBoxes * 128 * min(TILE_N, s.n); }
+    int bytes_of_b(int) const { return kBBoxes * 128 * (MIXED ? min(TILE_N, s.n) : s.n); }
 #else
     int bytes_of_b(int k0) const { return min(TILE_K, s.k - k0) * kRowOfB; }
 #endif
@@ -156,7 +160,8 @@ struct Producer {
 #if B_COLUMN
 #pragma unroll
         for (int i = 0; i < kBBoxes; ++i)
-            hopper::load_box(stage + kBAt + i * TILE_N * 128, b, k0 + i * kBBox, tile.n0, s.b_batch ? tile.batch : 0, barrier);
+            hopper::load_box(stage + kBAt + i * TILE_N * 128, b, k0 + i * kBBox, tile.n0,
+                             s.b_batch ? tile.batch : 0, barrier);
 #else
         const char* from = b + tile.batch * s.b_batch * kItem + (long long)k0 * kRowOfB;
         hopper::load_bytes(stage + kBAt, from, bytes_of_b(k0), barrier);
@@ -168,14 +173,14 @@ struct Producer {
     }
     // Rows of the tile in the metadata atoms of a stage.  Behind the last atoms any legal codes will do.
     template <class Act> void each_atom(const Place& tile, int k0, Act act) const {
-        const int last_k = (s.k - 1) / 128, last_m = s.meta_atoms_m - 1;
-        const char* atoms = packed + tile.batch * s.meta_batch + tile.m0 % 64 * 16;
+        const int last = (s.k - 1) / 128, left = s.meta_atoms_m - 1 - tile.m0 / 64;
+        const char* rows = packed + tile.batch * s.meta_batch + tile.m0 / 64 * 1024 + tile.m0 % 64 * 16;
 #pragma unroll
         for (int i = 0; i < kAtoms; ++i)
 #pragma unroll
-            for (int j = 0; j < TILE_M / kAtomRows; ++j) {
-                const long long atom = (long long)min(k0 / 128 + i, last_k) * s.meta_atoms_m + min(tile.m0 / 64 + j, last_m);
-                act(i * (TILE_M / kAtomRows) + j, atoms + atom * 1024);
+            for (int j = 0; j < kAtomsM; ++j) {
+                const long long atom = (long long)min(k0 / 128 + i, last) * s.meta_atoms_m + (j ? min(j, left) : 0);
+                act(i * kAtomsM + j, rows + atom * 1024);
             }
     }
 };
