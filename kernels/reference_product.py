@@ -13,7 +13,7 @@ from sparse24.kernels.reference_arrays import to_dtype
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The exact product of decompressed `a` and `b`, in float64 (int64 for integers)."""
-    if a.dtype.kind in "iu":
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
         return np.matmul(a.astype(np.int64), b.astype(np.int64))
     return np.matmul(a.astype(np.float64), b.astype(np.float64))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ from sparse24 import (
     _planner,
     _storage,
     _streams,
+    _widening,
 )
-from sparse24._dtypes import DType
+from sparse24._dtypes import TABLE, DType
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
@@ -74,20 +76,21 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         refuse_overlap("aux", epilogue.aux, a, b)
     check_stored(a, call.algorithm)
     batch = out.shape[:-2]
-    given, records, aux = b, (a.rows, a.columns), epilogue.aux
-    a = cast_operand(a, types.type_a)
+    given, stored, aux = b, a.dtype, epilogue.aux
     b = convert(b, types.type_b, call.other_dtype)
-    as_given = b is given and a.rows is records[0] and a.columns is records[1] and not batch
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
     a, b, flat_out, epilogue = _batch_axes.flatten(a, b, out, epilogue, batch)
     if types.on_gpu:
         problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
+        a, problem = _as_taken(a, problem, b.device.id, call.algorithm)
         launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
         _foreign_streams.make_current()
         _streams.hold_current()
     else:
+        a = cast_operand(a, types.type_a)
         launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
+    as_given = b is given and a.dtype is stored and not batch
     launched.run()
     if aux is not None:
         _copy_back(epilogue.aux, aux)
@@ -174,6 +177,17 @@ def refuse_overlap(name: str, target, a: Operand24, b) -> None:
     """Refuse to write to `target`, the argument `name`, if it shares memory with an operand."""
     if _overlap.shares_memory(target, b) or _overlap.shares_memory(target, a.elements):
         raise ArgumentError(OVERLAP.format(name))
+
+
+def _as_taken(
+    a: Operand24, problem: Problem, device: int, algorithm: str
+) -> tuple[Operand24, Problem]:
+    """The operand as a kernel takes it, in the type of the product or as it is stored."""
+    if a.rows is not None:
+        taken = _widening.as_multiplied(problem, a.dtype.name, device, algorithm)
+        if taken is not problem:
+            return dataclasses.replace(a, dense=None), taken  # that only meets its own type
+    return cast_operand(a, TABLE[problem.dtype]), problem
 
 
 def cast_operand(a: Operand24, dtype: DType) -> Operand24:

@@ -11,11 +11,10 @@ from sparse24 import (
     _foreign_streams,
     _grouped_matmul,
     _other_formats,
-    _planner,
     _product,
-    _tuning_cache,
 )
 from sparse24._errors import ArgumentError
+from sparse24._explain_gpu import on_gpu
 from sparse24._explanation import Explanation
 from sparse24._matmul import OURS, check_algorithm, embedded, factors, named_type
 from sparse24._named_operands import with_array
@@ -212,7 +211,7 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     if not laid.types.on_gpu:
         return _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
     problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
-    return _explain_gpu(problem, b.device.id, call.algorithm, kept, way_out)
+    return on_gpu(problem, laid.a.dtype.name, b.device.id, call.algorithm, kept, way_out)
 
 
 _BY_ROWS = (
@@ -265,32 +264,3 @@ def _explain_cpu(a: Operand24, n: int, algorithm: str, kept: bool, way_out: str)
             "array is quicker"
         )
     return Explanation(chosen, (), {}, reason)
-
-
-def _explain_gpu(
-    problem: Problem, device: int, algorithm: str, dense: bool, way_out: str
-) -> Explanation:
-    ranked = tuple(_planner.candidates(problem, device, dense=True))
-    chosen = _planner.choose(problem, device, dense=dense, algorithm=algorithm)
-    measured = _tuning_cache.measured(device, problem, dense=dense)
-    reason = "it was asked for"
-    if algorithm == "auto":
-        reason = _reason(chosen, ranked, measured, way_out)
-    return Explanation(chosen.name, ranked, measured, reason, dense)
-
-
-def _reason(chosen: Candidate, ranked, measured, way_out: str) -> str:
-    dense_row = next(c for c in ranked if c.kernel == _planner.DENSE_KERNEL)
-    if all(c is dense_row for c in ranked if c.refusal is None):
-        return "no sparse kernel takes this product, so a dense matrix is multiplied"
-    if chosen.name in measured:
-        return f"it measured fastest of {len(measured)} candidates on this GPU"
-    if chosen.kernel == _planner.DENSE_KERNEL:
-        return "no sparse kernel is predicted to beat the dense product at this size"
-    ratio = dense_row.seconds / chosen.seconds
-    if ratio >= 1:
-        return f"it is predicted fastest, {ratio:.2f} times as fast as the dense product"
-    return (
-        f"it is predicted at {ratio:.2f} times the speed of the dense product; the dense matrix "
-        f"is not kept; {way_out} the dense product run"
-    )

@@ -75,6 +75,8 @@ def _skinny(problem: Problem, config: Any, facts: dict[str, float]) -> float:
 
 
 def _decode(problem: Problem, config: Any, facts: dict[str, float]) -> float:
+    if sparse_decode.widens(problem):  # its model is of settled matrices
+        return 0.0
     wide = config.by_rows and config.n * TABLE[problem.dtype].itemsize > NARROW_ROW
     share = SETTLED[config.n] * (WIDE_ROWS if wide else 1.0)
     return (share - 1) * sparse_decode.predict(problem, config, facts)

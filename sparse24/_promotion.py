@@ -13,10 +13,13 @@ def promote(a: DType, b: DType) -> tuple[DType, DType]:
     """The types to which the operands are converted; nothing is narrowed."""
     if a is b or (a.is_float8 and b.is_float8):
         return a, b
+    for narrow, wide in ((a, b), (b, a)):
+        if narrow.is_float8 and wide.name in _dtypes.OF_16_BITS:  # which holds all of its values
+            return wide, wide
     try:
         common = np.promote_types(a.logical, b.logical)
     except TypeError:
-        common = np.dtype(np.float32)  # fp8 with a 16-bit float: both fit
+        common = np.dtype(np.float32)  # float16 with bfloat16
     if common.itemsize == 1:  # int8 with fp8, which ml_dtypes calls wide enough
         common = np.dtype(np.float32)
     dtype = _dtypes.lookup(common, argument="the common dtype of the operands")

@@ -168,7 +168,7 @@ def check(kernel, a, b, out_dtype=None, *, config=None, epilogue=PLAIN, b_pad=0,
     want, _ = reference.apply_epilogue(exact, epilogue, out_dtype)
     if out_dtype == "int32" and epilogue.is_plain:
         np.testing.assert_array_equal(got, want)
-    elif problem.dtype.startswith("float8") and got.size:
+    elif problem.b_dtype.startswith("float8") and got.size:
         no_worse_than_dense(got, want, a, b, problem, epilogue)
     else:
         error = np.abs(got.astype(np.float64) - want.astype(np.float64))

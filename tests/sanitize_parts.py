@@ -61,6 +61,18 @@ def products(name: str, columns: int) -> None:
         s24.matmul(half, by_rows, precision="tf32")
 
 
+def widened() -> None:
+    """8-bit matrices with 16-bit arrays, by every tile."""
+    for stored, dtype in (("int8", "bfloat16"), ("float8_e4m3fn", "float16")):
+        a = s24.compress(draw((200, 264), stored), on_excess="prune", dtype=stored)
+        for columns in (5, 16, 20, 30, 44, 72):
+            b = draw((columns, 264), dtype).T
+            for choice in s24.explain(a, b).candidates:
+                if choice.kernel == "sparse_decode":
+                    s24.matmul(a, b, algorithm=choice.name)
+        s24.matmul(a, draw((264, 16), dtype))  # by rows
+
+
 def shared_tiles() -> None:
     """Tiles that the blocks of a cluster share along k."""
     a = s24.compress(draw((136, 2056), "bfloat16"), on_excess="prune", dtype="bfloat16")
@@ -258,6 +270,7 @@ PARTS = {
     "packing": packing,
     "gradients": gradients,
     "hybrids": hybrids,
+    "widened": widened,
     "shared tiles": shared_tiles,
     "pieces by warps": pieces_by_warps,
     "experts": experts,

@@ -29,6 +29,26 @@ def test_equals_the_reference(source, target, rng):
     assert got.shape == x.shape
 
 
+@pytest.mark.gpu
+@pytest.mark.stem("cast")
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("int8", "bfloat16"), ("float8_e5m2", "float16"), ("float32", "int8"), ("float64", "float16")],
+)
+@pytest.mark.parametrize("columns", [256, 261])
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_of_any_length_and_place(rng, source, target, columns, first):
+    """Vectors and what is left of a row, or elements one by one; more of them than threads."""
+    import cupy
+
+    row, wanted = _dtypes.TABLE[source], _dtypes.TABLE[target]
+    x = reference.to_dtype(rng.normal(scale=30, size=(5000, columns)), row.logical)
+    carried = cupy.asarray(x.view(np.uint8) if row.is_float8 else x)[:, first:]
+    got = to_numpy(cast.launch(carried, row, wanted))
+    expected = reference.to_dtype(np.ascontiguousarray(x[:, first:]), wanted.logical)
+    np.testing.assert_array_equal(got.view(wanted.storage), expected.view(wanted.storage))
+
+
 @pytest.mark.parametrize("source", [n for n in _dtypes.NAMES if _dtypes.TABLE[n].itemsize < 4])
 @pytest.mark.parametrize("target", _dtypes.NAMES)
 def test_many_elements_of_narrow_types_are_looked_up(source, target):

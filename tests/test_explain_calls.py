@@ -20,6 +20,7 @@ from sparse24 import (
     _planner,
     _product,
     _storage,
+    _widening,
 )
 from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_products
@@ -77,8 +78,9 @@ def gpu(monkeypatch):
     put(_storage, "cast", lambda record, row: record)
     put(cast, "launch", lambda x, source, target: _arrays.empty_rows(cuda, x.shape, target.storage))
     put(_dispatch, "problem_of", made)
+    put(_widening, "as_multiplied", lambda problem, *of: problem)
     put(_dispatch, "prepare", stop)
-    put(_explain, "_explain_gpu", lambda *of: SimpleNamespace(keeps_dense=of[3]))
+    put(_explain, "on_gpu", lambda *of: SimpleNamespace(keeps_dense=of[4]))
     return problems
 
 

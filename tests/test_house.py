@@ -34,11 +34,13 @@ FLOORS = (
      "_moved_layout", "_planner", "_product", "_promotion", "_prune_methods", "_prune_rule",
      "_ready", "_ready_converted", "_ready_cpu", "_ready_pieces", "_ready_scratch",
      "_record_parts", "_refit", "_replay", "_select", "_shared_plans", "_sparsegpt", "_staging",
-     "_storage", "_target", "_torch", "_torch.functions", "_tuning_cache"),
+     "_storage", "_target", "_torch", "_torch.functions", "_tuning_cache",
+     "_widening"),
     ("formats", "formats.*"),
-    ("_activate", "_advise", "_compress", "_explain", "_explanation", "_grouped_matmul",
-     "_is_24", "_make", "_matmul", "_named_operands", "_other_formats", "_plain_operands", "_plan",
-     "_planner_fit", "_prune", "_schedule", "_schedule.*", "_to_hybrid", "schedule", "tuning"),
+    ("_activate", "_advise", "_compress", "_explain", "_explain_gpu", "_explanation",
+     "_grouped_matmul", "_is_24", "_make", "_matmul", "_named_operands", "_other_formats",
+     "_plain_operands", "_plan", "_planner_fit", "_prune", "_schedule", "_schedule.*",
+     "_to_hybrid", "schedule", "tuning"),
 )  # fmt: skip
 TOP = len(FLOORS)
 

@@ -17,6 +17,7 @@ from product_cases import (
 from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import sparse_decode, sparse_tile
 from sparse24.kernels.sparse_decode import DTYPES
+from sparse24.kernels.sparse_decode_plan import tiles
 
 gpu = pytest.mark.gpu
 pytestmark = pytest.mark.stem("sparse_decode")
@@ -68,9 +69,9 @@ def test_blocks_fit_a_multiprocessor(dtype, n, capability, order):
     for config in found:
         assert config.n >= n
         assert config.stages >= 2
-        size = config.shared_memory(sparse_tile.TABLE[dtype].itemsize) + 1024
+        size = config.shared_memory(wanted) + 1024
         assert config.blocks * size <= (sparse_tile.SHARED_MEMORY.get(capability, 99) + 1) << 10
-        assert sparse_decode.tiles(wanted, config) == 4096 // config.m
+        assert tiles(wanted, config) == 4096 // config.m
 
 
 @pytest.mark.parametrize(

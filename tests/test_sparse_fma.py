@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from product_cases import check, random_24, random_dense
 
 import sparse24 as s24
 from sparse24 import _dtypes
@@ -53,3 +54,16 @@ def test_error_is_at_most_twice_that_of_the_dense_product(name, rng):
     dense = to_numpy(cupy.matmul(there.toarray(), cupy.asarray(x)))
     distance = lambda y: np.linalg.norm(y - np.float64(exact))  # noqa: E731
     assert distance(ours) <= 2 * distance(dense) + 1e-300
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("sparse_fma")
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("name", _dtypes.OF_16_BITS)
+@pytest.mark.parametrize("size", [(64, 32, 64), (1, 3, 1), (130, 77, 67)], ids=str)
+def test_8_bit_elements_with_16_bit_ones(rng, stored, name, size):
+    """Sums are of the products, not of what an integer could hold of the right operand."""
+    m, k, n = size
+    a, b = random_24(rng, (m, k), stored), random_dense(rng, (k, n), name)
+    for order in ("row", "column"):
+        check(sparse_fma, a, b, "float32", b_order=order)

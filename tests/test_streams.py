@@ -195,9 +195,9 @@ def test_a_hybrid_matrix_of_a_tensor_is_ready_for_products_on_its_stream(rng, mo
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         h = s24.hybrid(torch.from_numpy(w).to("cuda"))
-        got = h @ torch.from_numpy(b).to("cuda")
+        got = (h @ torch.from_numpy(b).to("cuda")).cpu()  # on this stream, as it waits for no other
     assert streams == [side.cuda_stream]
-    np.testing.assert_array_equal(got.cpu().numpy(), w @ b)
+    np.testing.assert_array_equal(got.numpy(), w @ b)
 
 
 @pytest.mark.gpu

@@ -21,13 +21,13 @@ import sparse24 as s24
 from sparse24 import (
     _arrays,
     _autotune,
-    _explain,
     _planner,
     _storage,
     _tuning_cache,
     _user_folder,
     tuning,
 )
+from sparse24._explain_gpu import on_gpu
 from sparse24._hybrid import fit as hybrid_fit
 from sparse24._hybrid import lines as hybrid_lines
 from sparse24._hybrid import samples as hybrid_samples
@@ -186,7 +186,7 @@ def test_nothing_is_measured_in_a_capture_or_without_a_reference(h200, monkeypat
 def test_more_columns_than_any_sparse_kernel_takes_go_to_the_dense_one(h200):
     case = problem(m=64, n=5_000_000, k=64, dtype="float64")
     assert _planner.choose(case, 0, dense=False).name == "dense/cublas"
-    told = _explain._explain_gpu(case, 0, "auto", False, "")
+    told = on_gpu(case, "float64", 0, "auto", False, "")
     assert told.chosen == "dense/cublas"
     assert "no sparse kernel takes this product, so a dense matrix is multiplied" in str(told)
     assert s24.advise((64, 64), 5_000_000, "float64").kernels == ("dense/cublas",)
@@ -200,7 +200,7 @@ def test_algorithms_that_are_no_names_are_refused(h200, algorithm):
 
 def test_what_explain_tells_is_the_callers(h200):
     learn()
-    _explain._explain_gpu(problem(), 0, "auto", False, "").measured.clear()
+    on_gpu(problem(), problem().dtype, 0, "auto", False, "").measured.clear()
     assert _tuning_cache.measured(0, problem(), dense=False) == TIMES
 
 

@@ -16,6 +16,7 @@ RIVALS = {
     "cusparselt": "cuSPARSELt, all algorithms searched",
     "cusparse": "cuSPARSE",
     "torch_compiled": "dense, `torch.compile`",
+    "torch_int8_weights": "dense int8 weights, `torch.compile`",
     "torch_grouped": "torch's grouped product, dense",
     "cublas_loop": "cuBLAS, dense, expert by expert",
     "copy": "a copy of the same bytes",
@@ -27,6 +28,7 @@ RIVALS = {
 STALE = " †"  # beside figures of kernels that have changed since
 SIXTEEN = ("float16", "bfloat16")
 EIGHT = ("float8_e4m3fn", "int8")
+WEIGHT_ONLY = ("float8_e4m3fn by bfloat16", "int8 by bfloat16")
 GRAPHS = ("graph_lognormal", "graph_power_law", "stencil")  # families of nearly empty matrices
 
 
@@ -156,6 +158,12 @@ HEADLINES = (
              _few(512, 1 << 30, "bfloat16")),
     Headline("mixture of experts, fp8 and int8", "grouped", "best", _few(1, 1 << 30, *EIGHT)),
     Headline("mixture of experts, gate and up with SwiGLU, bfloat16", "grouped", "best", _gated),
+    Headline("8-bit weights and bfloat16, 1 to 16 tokens", "few_tokens", "cublas",
+             _few(1, 16, *WEIGHT_ONLY)),
+    Headline("8-bit weights and bfloat16, 32 tokens", "few_tokens", "cublas",
+             _few(32, 32, *WEIGHT_ONLY)),
+    Headline("int8 weights and bfloat16, one token", "few_tokens", "torch_int8_weights",
+             _few(1, 1, *WEIGHT_ONLY)),
     Headline("float32, 1 to 8 tokens", "few_tokens", "cublas", _few(1, 8, "float32")),
     Headline("float32, 16 and 32 tokens", "few_tokens", "cublas", _few(16, 32, "float32")),
     Headline("float32, 64 columns and more", "gemm", "cublas", _split),
@@ -216,6 +224,10 @@ HEADLINES = (
 # The README's first lines: which rows they take, and what they call the work and its rival.
 IN_SHORT = (
     ("1 to 32 tokens, bfloat16", "cuBLAS's dense product for 1 to 32 tokens in bfloat16"),
+    (
+        "8-bit weights and bfloat16, 1 to 16 tokens",
+        "that with 8-bit weights and 1 to 16 tokens in bfloat16",
+    ),
     ("4096 tokens and more, 16 bits", "cuBLAS's dense product for 4096 tokens and more in 16 bits"),
     (
         "float32, 64 columns and more",

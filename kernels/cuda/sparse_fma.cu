@@ -24,7 +24,7 @@
 
 using Element = Scalar<Kind::ELEMENT>;
 using Right = Scalar<Kind::B_ELEMENT>;
-using Accumulator = decltype(Element::load(Element::type()));
+using Accumulator = decltype(Element::load({}) * Right::load({}));
 
 constexpr int kRows = 8, kWarps = 8, kThreads = 32 * kWarps;  // kRows: of the result, a warp's
 constexpr int kTileM = kRows * kWarps, kTileN = 32 * COLUMNS, kTileK = 32;

@@ -1,0 +1,57 @@
+"""Products of 8-bit elements with 16-bit ones: as they are stored, or converted before.
+
+Both give the same values, as 16-bit types hold all of 8 bits.  A kernel that widens elements as it
+reads them moves half as many bytes, but multiplies more slowly than others: with many columns it
+pays to convert the matrix for each product, and where no kernel widens, there is no other way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from sparse24 import _chip_facts, _dtypes, _planner, _tuning_cache
+from sparse24._kernel_times import kernel_module
+from sparse24._records import Problem
+
+KERNEL = "sparse_decode"  # the only one that widens
+
+# Converting elements moves them at this share of the speed of a copy.  Such calls are planned each
+# time, in up to 300 µs, of which this is what the GPU is taken to wait for.
+# docs/benchmarks/log_few_tokens.rst, "8-bit weights and 16-bit tokens".
+CONVERSION_EFFICIENCY, CONVERSION_LAUNCH = 0.6, 1e-4
+
+
+def as_multiplied(problem: Problem, stored: str, device: int, algorithm: str) -> Problem:
+    """The problem of a converted A, or of A as it is stored where that is faster.
+
+    Parameters
+    ----------
+    problem : Problem
+        With A in the type of the product.
+    stored : str
+        The type in which A is stored.
+    device : int
+    algorithm : str
+        What the caller asks for.
+    """
+    if stored == problem.dtype or algorithm.partition("/")[0] not in ("auto", KERNEL):
+        return problem
+    narrow = dataclasses.replace(problem, dtype=stored)
+    return narrow if _pays(narrow, problem, device, _tuning_cache.generation()) else problem
+
+
+@functools.lru_cache(_planner.REMEMBERED)
+def _pays(narrow: Problem, wide: Problem, device: int, generation: int) -> bool:
+    """Whether a kernel takes A as it is stored, and sooner than any the converted A."""
+    if not kernel_module(KERNEL).widens(narrow):
+        return False
+    facts, scale = _chip_facts.facts(device), functools.partial(_tuning_cache.scale, device)
+    direct = _planner.fastest(narrow, facts, dense=False, scale=scale)
+    if direct.refusal is not None:
+        return False
+    elements = wide.m * wide.k // 2 * (wide.batch if wide.a_batched else 1)
+    moved = elements * sum(_dtypes.TABLE[p.dtype].itemsize for p in (narrow, wide))
+    conversion = CONVERSION_LAUNCH + moved / (CONVERSION_EFFICIENCY * facts["bandwidth"])
+    converted = _planner.fastest_able(wide, facts, dense=False, scale=scale)
+    return direct.seconds <= conversion + converted.seconds

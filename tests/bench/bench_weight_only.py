@@ -1,0 +1,115 @@
+"""8-bit weights with 16-bit tokens: adds cases to ``few_tokens.json``.
+
+    python tests/bench/bench_weight_only.py [--stored int8 ...] [--tokens 1 8 ...]
+
+The weight is quantised, the tokens are not: y (n, m) = x (n, k) @ w.T.  Ours is what the planner
+chooses untuned.  Rivals are cuBLAS with a dense weight of 16 bits, and torch with a dense weight
+of int8, compiled.  As in bench_few_tokens.py, all go round over copies of their weight that
+together exceed the L2 cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+
+import cupy as cp
+import rivals
+import shapes
+import torch
+from bench_few_tokens import TORCH
+from bench_gemm import as_cupy, error_of
+from harness import Contender, case, copies, free, geometric_mean, race, to_torch, write_suite
+from machine import needs_gpus
+
+import sparse24 as s24
+
+STEMS = ("sparse_decode",)
+TOKENS = (1, 8, 16, 32, 64)
+ACTIVATIONS = "bfloat16"
+
+
+class Layer:
+    """A linear layer of a random 2:4 weight of 8 bits, as often as needed."""
+
+    def __init__(self, m: int, k: int, n: int, stored: str):
+        torch.manual_seed(m + k + n)
+        self.x = torch.randn(n, k, device="cuda").to(TORCH[ACTIVATIONS])
+        self.tokens, self.y = (
+            as_cupy(self.x),
+            cp.empty((n, m), s24._dtypes.numpy_dtype(ACTIVATIONS)),
+        )
+        scale = 30 if stored == "int8" else 1
+        self.dense = [
+            (scale * torch.randn(m, k, device="cuda")).to(TORCH[stored])
+            for _ in range(copies(m * k // 2))
+        ]
+        self.sparse = [s24.compress(w, on_excess="prune", dtype=stored) for w in self.dense]
+        self.chosen = s24.explain(self.tokens, self.sparse[0].T).chosen
+
+    def contender(self) -> Contender:
+        return Contender([lambda a=a: s24.matmul(self.tokens, a.T, self.y) for a in self.sparse])
+
+    def error(self) -> float:
+        """Relative error of the first copy's product, written over poison, against float64."""
+        self.y.view(cp.uint8).fill(0xFF)
+        s24.matmul(self.tokens, self.sparse[0].T, self.y)
+        pruned = to_torch(self.sparse[0].astype(ACTIVATIONS).toarray(), TORCH[ACTIVATIONS])
+        return error_of(self.y, pruned, self.x, ACTIVATIONS)
+
+    @property
+    def bytes(self) -> int:
+        a = self.sparse[0]
+        return a.values.nbytes + a.packed.nbytes + self.tokens.nbytes + self.y.nbytes
+
+
+def run(m: int, k: int, n: int, stored: str) -> dict:
+    layer = Layer(m, k, n, stored)
+    ours = layer.contender()
+    wide = [w.to(TORCH[ACTIVATIONS]) for w in layer.dense[: copies(2 * m * k)]]
+    racing = {"ours": ours, "cublas": rivals.dense(wide, layer.x)}
+    compiled = rivals.compiled_int8_weights(layer.dense, layer.x) if stored == "int8" else []
+    error = layer.error()
+    race(racing | {f"torch {i}": way for i, way in enumerate(compiled)})
+    named = {"cublas": racing["cublas"]}
+    if compiled:
+        named["torch_int8_weights"] = min(compiled, key=lambda way: way.us)
+    return case(
+        f"{stored} weights {m}x{k}x{n}", ours=ours, kernel=layer.chosen, rivals=named,
+        m=m, k=k, n=n, dtype=f"{stored} by {ACTIVATIONS}", error=error, bytes=layer.bytes,
+    )  # fmt: skip
+
+
+def report(rows: list[dict]) -> None:
+    by_tokens: dict[tuple[str, int, str], list[float]] = {}
+    for row in rows:
+        times = "  ".join(f"{rival} {us:7.1f}" for rival, us in row["rivals"].items())
+        print(f"{row['name']:32} ours {row['ours_us']:7.1f} us  {times}  {row['ours_kernel']}  "
+              f"error {row['error']:.1e}")  # fmt: skip
+        for rival, us in row["rivals"].items():
+            kind = row["name"].split()[0], row["n"], rival
+            by_tokens.setdefault(kind, []).append(us / row["ours_us"])
+    for (stored, n, rival), ratios in by_tokens.items():
+        print(f"{stored} n={n}: {geometric_mean(ratios):.2f}x {rival} (worst {min(ratios):.2f}x)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stored", nargs="+", choices=("int8", "float8_e4m3fn"),
+                        default=("int8", "float8_e4m3fn"))  # fmt: skip
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    needs_gpus()
+    rows = []
+    cases = itertools.product(arguments.stored, arguments.tokens, shapes.FEW_TOKENS_WEIGHTS)
+    for stored, n, (m, k) in cases:
+        rows.append(run(m, k, n, stored))
+        free()
+    report(rows)
+    write_suite("few_tokens", rows, stems=STEMS, out=arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""8-bit weights and 16-bit tokens in `sparse_decode`: products, all byte values, its tiles."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from product_cases import check, compressed, empty_result, problem_of, random_dense, to_device
+
+from sparse24._dtypes import OF_16_BITS, numpy_dtype
+from sparse24._records import PLAIN, Fused, Problem
+from sparse24.kernels import reference, sparse_decode
+from sparse24.kernels.sparse_decode_plan import WIDENED, tiles
+
+gpu = pytest.mark.gpu
+pytestmark = pytest.mark.stem("sparse_decode")
+PAIRS = [(stored, dtype) for stored in WIDENED for dtype in OF_16_BITS]
+
+
+def weight(rng, shape, dtype: str) -> np.ndarray:
+    """A random 2:4 matrix; integers of all sizes."""
+    if dtype == "int8":
+        return reference.prune(rng.integers(-128, 128, shape).astype(np.int8))
+    return reference.prune(rng.standard_normal(shape).astype(np.float32).astype(numpy_dtype(dtype)))
+
+
+def problem(**fields) -> Problem:
+    base = Problem(4096, 8, 4096, 1, "int8", "bfloat16", "bfloat16", "column", "column")
+    return dataclasses.replace(base, **fields)
+
+
+@pytest.mark.parametrize(("stored", "dtype"), PAIRS)
+@pytest.mark.parametrize("n", [1, 48, 49, 500])
+@pytest.mark.parametrize("capability", [90, 100, 120])
+def test_takes_any_number_of_columns(stored, dtype, n, capability):
+    wanted = problem(dtype=stored, b_dtype=dtype, n=n, compute_capability=capability)
+    assert sparse_decode.refuses(wanted) is None
+    found = sparse_decode.configs(wanted)
+    assert found
+    for config in found:
+        assert config.shared_memory(wanted) <= {120: 99}.get(capability, 227) << 10
+        assert tiles(wanted, config) * config.m * config.n >= 4096 * n
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"b_dtype": "float32"}, "cannot be mixed"),
+        ({"dtype": "float16"}, "cannot be mixed"),
+        ({"dtype": "float16", "b_dtype": "int8"}, "cannot be mixed"),
+        ({"compute_capability": 89}, "9.0"),
+        ({"b_order": "row", "n": 9}, "copy it"),
+        ({"k": 0}, "empty"),
+    ],
+    ids=str,
+)
+def test_refuses(fields, words):
+    assert words in sparse_decode.refuses(problem(**fields))
+
+
+def test_reads_half_the_bytes():
+    chip = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
+    narrow, wide = problem(m=28672, k=8192), problem(m=28672, k=8192, dtype="bfloat16")
+    first, second = (
+        min(sparse_decode.predict(p, c, chip) for c in sparse_decode.configs(p))
+        for p in (narrow, wide)
+    )
+    assert 0.5 < first / second < 0.75
+
+
+@gpu
+@pytest.mark.parametrize(("stored", "dtype"), PAIRS)
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 17, 24, 31, 40, 48, 49, 130])
+@pytest.mark.parametrize("shape", [(200, 1030), (1, 4096), (16, 8), (77, 4100)], ids=str)
+def test_columns(rng, shape, stored, dtype, n):
+    a, b = weight(rng, shape, stored), random_dense(rng, (shape[1], n), dtype)
+    for out_order, out in (("column", dtype), ("row", "float32"), ("strided", dtype)):
+        check(sparse_decode, a, b, out, b_order="column", out_order=out_order)
+
+
+@gpu
+@pytest.mark.parametrize(("stored", "dtype"), PAIRS)
+@pytest.mark.parametrize("n", [8, 16])
+@pytest.mark.parametrize("shape", [(200, 1030), (17, 4096), (16, 8), (77, 4100)], ids=str)
+def test_rows(rng, shape, stored, dtype, n):
+    a, b = weight(rng, shape, stored), random_dense(rng, (shape[1], n), dtype)
+    for out_order in ("column", "row"):
+        check(sparse_decode, a, b, dtype, b_order="row", out_order=out_order)
+
+
+@gpu
+@pytest.mark.parametrize("n", [3, 12, 20, 32, 35, 100])
+@pytest.mark.parametrize(
+    ("m", "stored", "dtype"),
+    [(9000, "int8", "bfloat16"), *((300, *pair) for pair in PAIRS)],
+)  # fmt: skip
+def test_every_configuration(rng, m, stored, dtype, n):
+    """Rings that end in the middle, and of the first pair more tiles than blocks."""
+    a, b = weight(rng, (m, 2100), stored), random_dense(rng, (2100, n), dtype)
+    for config in sparse_decode.configs(problem_of(a, b, "float32", b_order="column")):
+        check(sparse_decode, a, b, "float32", config=config, b_order="column", out_order="column")
+
+
+@gpu
+@pytest.mark.parametrize(("stored", "dtype"), PAIRS)
+@pytest.mark.parametrize("order", ["column", "row"])
+def test_every_byte_is_widened_exactly(stored, dtype, order):
+    """Each of the 256 values, alone in its row, in each place of a group and of a step of K."""
+    values = np.arange(256, dtype=np.uint8).view(numpy_dtype(stored))
+    for place in range(0, 136, 9):
+        a = np.zeros((256, 136), values.dtype)
+        a[:, place] = values
+        b = np.zeros((136, 8), numpy_dtype(dtype))
+        b[place] = 1
+        b[(place + 1) % 136] = 3  # of which nothing is seen
+        got = product_of(a, b, order)
+        wanted = np.repeat(values.astype(np.float32)[:, None], 8, axis=1)
+        np.testing.assert_array_equal(got, wanted)
+
+
+@gpu
+@pytest.mark.parametrize("n", [1, 8, 12, 20, 48, 70])
+def test_epilogues_and_batches(rng, n):
+    a, b = weight(rng, (130, 4096), "int8"), random_dense(rng, (3, 4096, n), "float16")
+    f32 = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    for e in (
+        Fused(alpha=0.5 / 64, row_bias=f32(130), activation="relu", upper=6.0),
+        Fused(row_scale=f32(130) / 64, column_bias=f32(n), activation="silu"),
+    ):
+        check(sparse_decode, a, b, "float16", epilogue=e, b_order="column", out_order="column")
+    many = weight(rng, (3, 130, 4096), "int8")
+    check(sparse_decode, many, b, "float32", b_order="column")
+
+
+@gpu
+def test_same_bits_each_time(rng):
+    a, b = weight(rng, (640, 8192), "int8"), random_dense(rng, (8192, 8), "bfloat16")
+    first, *others = (
+        check(sparse_decode, a, b, "float32", b_order="column").get() for _ in range(5)
+    )
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+def product_of(a, b, order: str) -> np.ndarray:
+    import cupy as cp
+
+    wanted = problem_of(a, b, "float32", b_order=order, out_order="column")
+    out = empty_result(wanted)
+    launch = sparse_decode.prepare(wanted, sparse_decode.configs(wanted)[0], PLAIN)
+    launch(compressed(a), to_device(b, order=order, rows_aligned=True), out, PLAIN)
+    return cp.asnumpy(out)[0]
