@@ -226,7 +226,7 @@ IN_SHORT = (
     ("1 to 32 tokens, bfloat16", "cuBLAS's dense product for 1 to 32 tokens in bfloat16"),
     (
         "8-bit weights and bfloat16, 1 to 16 tokens",
-        "that with 8-bit weights and 1 to 16 tokens in bfloat16",
+        "cuBLAS's dense product for 1 to 16 tokens in bfloat16 where our weights have 8 bits",
     ),
     ("4096 tokens and more, 16 bits", "cuBLAS's dense product for 4096 tokens and more in 16 bits"),
     (
