@@ -14,7 +14,7 @@ from sparse24 import _chip_facts, _dtypes, _planner, _tuning_cache
 from sparse24._kernel_times import kernel_module
 from sparse24._records import Problem
 
-KERNEL = "sparse_decode"  # the only one that widens
+KERNEL = "sparse_decode"  # the one that widens for the tensor cores
 
 # Converting elements moves them at this share of the speed of a copy.  Such calls are planned each
 # time, in up to 300 µs, of which this is what the GPU is taken to wait for.
@@ -23,7 +23,7 @@ CONVERSION_EFFICIENCY, CONVERSION_LAUNCH = 0.6, 1e-4
 
 
 def as_multiplied(problem: Problem, stored: str, device: int, algorithm: str) -> Problem:
-    """The problem of a converted A, or of A as it is stored where that is faster.
+    """The problem of a converted A, or of A as it is stored where that is faster, or asked for.
 
     Parameters
     ----------
@@ -35,17 +35,21 @@ def as_multiplied(problem: Problem, stored: str, device: int, algorithm: str) ->
     algorithm : str
         What the caller asks for.
     """
-    if stored == problem.dtype or algorithm.partition("/")[0] not in ("auto", KERNEL):
+    kernel = algorithm.partition("/")[0]
+    if stored == problem.dtype or kernel not in ("auto", KERNEL):
         return problem
     narrow = dataclasses.replace(problem, dtype=stored)
+    if not kernel_module(KERNEL).widens(narrow):
+        return problem
+    if kernel == KERNEL:
+        able = (c for c in _planner.candidates(narrow, device, dense=False) if c.refusal is None)
+        return narrow if any(c.kernel == KERNEL for c in able) else problem
     return narrow if _pays(narrow, problem, device, _tuning_cache.generation()) else problem
 
 
 @functools.lru_cache(_planner.REMEMBERED)
 def _pays(narrow: Problem, wide: Problem, device: int, generation: int) -> bool:
-    """Whether a kernel takes A as it is stored, and sooner than any the converted A."""
-    if not kernel_module(KERNEL).widens(narrow):
-        return False
+    """Whether a kernel takes A as it is stored, and is faster than any with the converted A."""
     facts, scale = _chip_facts.facts(device), functools.partial(_tuning_cache.scale, device)
     direct = _planner.fastest(narrow, facts, dense=False, scale=scale)
     if direct.refusal is not None:

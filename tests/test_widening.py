@@ -9,7 +9,7 @@ import pytest
 from planner_cases import problem
 
 import sparse24 as s24
-from sparse24 import _dtypes, _planner, _widening
+from sparse24 import _dtypes, _planner, _tuning_cache, _widening
 from sparse24._explain_gpu import on_gpu
 
 gpu = pytest.mark.gpu
@@ -50,6 +50,11 @@ def test_few_columns_are_widened(h200, stored, n):
     assert "sparse_skinny cannot: operands of" in told
     named = on_gpu(wide, stored, 0, chosen.name, False, "")
     assert (named.chosen, named.reason) == (chosen.name, "it was asked for")
+    other = _planner.candidates(narrow, 0, dense=False)[1].name
+    _tuning_cache.record_winner(0, narrow, dense=False, seconds={chosen.name: 2e-5, other: 1e-5})
+    tuned = on_gpu(wide, stored, 0, "auto", False, "")
+    assert tuned.chosen == other
+    assert tuned.reason.endswith("and is the fastest measured of 2 candidates on this GPU")
 
 
 def test_many_columns_and_other_kernels_are_converted_for(h200):
@@ -57,6 +62,9 @@ def test_many_columns_and_other_kernels_are_converted_for(h200):
     assert _widening.as_multiplied(many, "int8", 0, "auto") is many
     told = on_gpu(many, "int8", 0, "auto", False, "keep_dense=True would let")
     assert told.reason.endswith("; the int8 elements are converted to bfloat16 at each call")
+    asked = _widening.as_multiplied(many, "int8", 0, "sparse_decode")
+    assert asked.dtype == "int8"
+    assert _planner.choose(asked, 0, dense=False, algorithm="sparse_decode").refusal is None
     few = problem(n=8)
     assert _widening.as_multiplied(few, "int8", 0, "sparse_wgmma") is few
     assert _widening.as_multiplied(few, "bfloat16", 0, "auto") is few
@@ -68,6 +76,7 @@ def test_many_columns_and_other_kernels_are_converted_for(h200):
 def test_older_chips_convert(h200, n):
     old = problem(n=n, compute_capability=80)
     assert _widening.as_multiplied(old, "int8", 0, "auto") is old
+    assert _widening.as_multiplied(old, "int8", 0, "sparse_decode") is old
 
 
 def test_b_that_the_kernel_cannot_read_is_copied(h200):
