@@ -43,7 +43,8 @@ class Emit:
         builder, bits = self.builder, ir.VectorType(ir.IntType(kind.bitwidth), self.lanes)
         narrow = builder.load(builder.bitcast(pointer, bits.as_pointer()), align=kind.bitwidth // 8)
         if kind == types.int8:
-            return builder.sext(narrow, self.vector)
+            is_integer = isinstance(self.element, ir.IntType)
+            return (builder.sext if is_integer else builder.sitofp)(narrow, self.vector)
         if kind == types.int16:
             halves = builder.bitcast(narrow, ir.VectorType(ir.HalfType(), self.lanes))
             return builder.fpext(halves, self.vector)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -17,10 +18,28 @@ FOLD_UP_TO = 64  # columns of products with one matrix that become one product
 MOST_FOLDED = 1 << 14  # columns of that one, as they are copied
 
 
-def checked(values, stored: int, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
-    """The types of both operands, if they fit together; A stores `stored` elements a row."""
+@functools.cache
+def beside(dtype: _dtypes.DType, other: _dtypes.DType) -> _dtypes.DType:
+    """The type of an operand beside another one: int8 sums with floats as they do.
+
+    It has a name of its own, since kernels for int8 have integer sums.
+    """
+    if dtype.name != "int8" or other.name == "int8":
+        return dtype
+    name = f"int8 in {other.accumulator.name}"
+    return replace(dtype, name=name, accumulator=other.accumulator)
+
+
+def types_of(values, b) -> tuple[_dtypes.DType, _dtypes.DType]:
+    """The types in which both operands of a product are read."""
     dtype = _arrays.logical_dtype(values, argument="values")
     b_dtype = _arrays.logical_dtype(b, argument="b")
+    return beside(dtype, b_dtype), beside(b_dtype, dtype)
+
+
+def checked(values, stored: int, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
+    """The types of both operands, if they fit together; A stores `stored` elements a row."""
+    dtype, b_dtype = types_of(values, b)
     if dtype.accumulator != b_dtype.accumulator:
         raise DTypeError(
             f"b must have a type that sums in {dtype.accumulator} like {dtype.name}, "

@@ -27,7 +27,8 @@ _LEAST_ROWS = 16  # of a task
 def along(a: Compressed24, b: np.ndarray) -> Multiply | None:
     """What repeats a product ``out = epilogue(a @ b)``; None where this is not faster."""
     dtype = _arrays.logical_dtype(a.values, argument="values")
-    if dtype.name != "int8" or _simd_expand.INTEGERS != "int16" or not _stays(a):
+    both = dtype.name == "int8" and b.dtype == np.int8
+    if not both or _simd_expand.INTEGERS != "int16" or not _stays(a):
         return None
     if not b.size or not pays(*PATTERN, b.shape[1], dtype):
         return None

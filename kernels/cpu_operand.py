@@ -207,7 +207,7 @@ class Operand:
 
     def as_read(self, part: np.ndarray) -> np.ndarray:
         """Stored elements in a type that `dots` widens, or in that of the sums."""
-        if self.dtype.name == "int8":
+        if self.dtype.logical == np.int8:
             return part
         if self.dtype.name == "bfloat16":
             return part.view(np.uint16)

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN, Fused, Multiply
 from sparse24.kernels._numba import WAKING
 from sparse24.kernels._simd import lanes_of_dots
+from sparse24.kernels.cpu_batch import types_of
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish, store
 from sparse24.kernels.cpu_few import (
@@ -110,12 +110,11 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Multip
     (m, n), stored = out.shape, values.shape[-1]
     if values.ndim > 2 or not (out.size and b.size):
         return None
-    dtype = _arrays.logical_dtype(values, argument="values")
+    dtype, b_dtype = types_of(values, b)
     few = n <= few_columns(dtype, m)
     a = Operand(values, metadata, 2 * stored, dtype, work_type(dtype, few))
     if a.values is not values or a.metadata is not metadata:
         return None  # copies, which would not change with the matrix
-    b_dtype = _arrays.logical_dtype(b, argument="b")
     if few and work_of_few(m, n, stored) < WAKING:
         return _Few(a, b, b_dtype)
     if few:

@@ -88,8 +88,8 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         _foreign_streams.make_current()
         _streams.hold_current()
     else:
-        a = cast_operand(a, types.type_a)
-        launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
+        a = _as_read_on_cpu(a, types.type_a)
+        launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm, types.type_a)
     as_given = b is given and a.dtype is stored and not batch
     launched.run()
     if aux is not None:
@@ -190,6 +190,13 @@ def _as_taken(
     return cast_operand(a, TABLE[problem.dtype]), problem
 
 
+def _as_read_on_cpu(a: Operand24, dtype: DType) -> Operand24:
+    """The operand as kernels on the CPU take it, which widen int8 along the groups."""
+    if a.dtype is dtype or a.rows is None or a.dtype.name != "int8":
+        return cast_operand(a, dtype)
+    return dataclasses.replace(a, dense=None)
+
+
 def cast_operand(a: Operand24, dtype: DType) -> Operand24:
     """The operand with elements of another type."""
     if a.dtype is dtype:
@@ -213,7 +220,9 @@ def _dense_of(a: Operand24):
     return a.dense if a.dense is not None else _storage.decompress(a.stored).swapaxes(-1, -2)
 
 
-def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> Launched:
+def _prepare_on_cpu(
+    a: Operand24, b, out, epilogue: Fused, algorithm: str, dtype: DType
+) -> Launched:
     from sparse24.kernels import cpu
 
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
@@ -226,7 +235,7 @@ def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> La
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)
     kept = a.dense is not None
     choice = choice or cpu.choose(
-        a.shape[-2], a.shape[-1], b.shape[-1], a.dtype.name, kept=kept, stacked=len(a.shape) > 2
+        a.shape[-2], a.shape[-1], b.shape[-1], dtype.name, kept=kept, stacked=len(a.shape) > 2
     )
     if choice == "dense" and kept:
         return Launched(cpu.dense_matmul, a.dense, b, out, epilogue)

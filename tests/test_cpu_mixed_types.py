@@ -43,6 +43,44 @@ def test_operands_with_sums_of_one_type_are_not_converted(rng, monkeypatch, of_a
         assert A._plans
 
 
+@pytest.mark.parametrize("of_b", [name for name in _dtypes.NAMES if name != "int8"])
+@pytest.mark.parametrize("k", [64, 203])
+def test_an_int8_matrix_is_read_as_it_is_by_floats(rng, monkeypatch, of_b, k):
+    """Fractions, which integers would cut off; sums of all sizes of int8."""
+    monkeypatch.setattr(_storage, "cast", lambda *_: pytest.fail("converted"))
+    bias = np.arange(40, dtype=np.float32)
+    for kept in (False, True):
+        dense = rng.integers(-128, 128, (40, k)).astype(np.int8)
+        A = s24.compress(dense, on_excess="prune", keep_dense=kept)
+        matrix = numbers(A.toarray())
+        for n in (1, 5, 70):
+            b = (rng.integers(-4, 5, (k, n)) / 4).astype(_dtypes.TABLE[of_b].logical)
+            for _ in range(2):  # the second call is remembered
+                got = s24.matmul(A, b, dtype="float64")
+                np.testing.assert_array_equal(got, matrix @ numbers(b))
+                rows = np.ascontiguousarray(b.T)
+                layer = s24.linear(rows, A, bias, activation="relu", dtype="float64")
+                np.testing.assert_array_equal(layer, np.maximum(numbers(rows) @ matrix.T + bias, 0))
+            stack = np.stack([b, b + b])
+            np.testing.assert_array_equal(
+                s24.matmul(A, stack, dtype="float64"), matrix @ numbers(stack)
+            )
+            for algorithm in ("cpu_sparse", "cpu_dense"):
+                got = s24.matmul(A, b, dtype="float64", algorithm=algorithm)
+                np.testing.assert_array_equal(got, matrix @ numbers(b))
+        assert A._plans
+
+
+@pytest.mark.parametrize("of_b", ["float16", "float32", "float64"])
+def test_an_int8_matrix_across_its_groups(rng, of_b):
+    A = s24.compress(rng.integers(-128, 128, (40, 64)).astype(np.int8), on_excess="prune")
+    for n in (1, 5, 70):
+        x = (rng.integers(-4, 5, (n, 40)) / 4).astype(of_b)
+        for _ in range(2):
+            got = s24.matmul(x, A, dtype="float64")
+            np.testing.assert_array_equal(got, numbers(x) @ numbers(A.toarray()))
+
+
 @pytest.mark.parametrize(("of_a", "of_b"), list(itertools.permutations(_dtypes.NAMES, 2)))
 def test_results_are_of_the_promoted_type(rng, of_a, of_b):
     A = s24.compress(whole(rng, (8, 16), of_a), on_excess="prune")

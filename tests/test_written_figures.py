@@ -116,7 +116,7 @@ def test_how_long_skinny_takes_by_few_columns_of_fp8():
         case["untuned_us"] / case["ours_us"]
         for case in cases("few_tokens").values()
         if case["dtype"].startswith("float8") and case["n"] <= 8
-        and case["untuned_kernel"].startswith("sparse_skinny")
+        and case.get("untuned_kernel", "").startswith("sparse_skinny")
         and case["ours_kernel"].startswith("sparse_wgmma")
     ]  # fmt: skip
     words = f"takes {min(ratios):.2f} to {max(ratios):.2f} times as long as ``sparse_wgmma``"
