@@ -35,6 +35,7 @@ PRODUCTS = [
     (1024, 1024, 1024), (2048, 2048, 2048), (768, 3072, 512), (3072, 768, 512),
 ]  # fmt: skip
 OTHER_TYPES = [(4096, 4096, 1), (4096, 4096, 16), (2048, 2048, 2048)]
+WEIGHT_ONLY = [(4096, 4096, n) for n in (1, 8, 64)]  # int8 beside float32
 MATRIX = (4096, 4096)
 # (m, k, n) and shares of zeros of matrices without a pattern
 UNSTRUCTURED = [(2048, 2048, n) for n in (1, 4, 16, 64, 512)] + [
@@ -80,11 +81,15 @@ def case(name: str, contenders, threads: int, **fields) -> dict:
     return row
 
 
-def product(m: int, k: int, n: int, name: str, threads: int) -> dict:
-    """A product against NumPy's in the type that NumPy has fast code for, and SciPy's CSR."""
+def product(m: int, k: int, n: int, name: str, threads: int, stored: str = "") -> dict:
+    """A product against NumPy's in the type that NumPy has fast code for, and SciPy's CSR.
+
+    The matrix is of the type `name`, or `stored` if that is given.
+    """
     rng = np.random.default_rng(m + n)
     dtype = _dtypes.TABLE[name]
-    a = cpu.prune((4 * rng.standard_normal((m, k))).astype(dtype.logical))
+    of_a = _dtypes.TABLE[stored or name].logical
+    a = cpu.prune((4 * rng.standard_normal((m, k))).astype(of_a))
     b = (4 * rng.standard_normal((k, n))).astype(dtype.logical)
     values, metadata, _ = cpu.compress(a, "check")
     out = np.empty((m, n), _dtypes.numpy_dtype(dtype.result))
@@ -103,9 +108,10 @@ def product(m: int, k: int, n: int, name: str, threads: int) -> dict:
         rows = scipy.sparse.csr_array(dense)
         contenders["scipy_csr"] = lambda: rows @ columns
     moved = values.nbytes + metadata.nbytes + b.nbytes + out.nbytes
+    types = f"{stored} by {name}" if stored else name
     return case(
-        f"product {m}x{k}x{n} {name}", contenders, threads,
-        m=m, k=k, n=n, dtype=name, error=error, bytes=moved,
+        f"product {m}x{k}x{n} {types}", contenders, threads,
+        m=m, k=k, n=n, dtype=types, error=error, bytes=moved,
     )  # fmt: skip
 
 
@@ -161,6 +167,7 @@ def suite(threads: int) -> list[dict]:
     rows = [product(*shape, "float32", threads) for shape in PRODUCTS]
     for name in ("float16", "bfloat16", "float64", "int8", "float8_e4m3fn"):
         rows += [product(*shape, name, threads) for shape in OTHER_TYPES]
+    rows += [product(*shape, "float32", threads, stored="int8") for shape in WEIGHT_ONLY]
     rows += [unstructured(*shape, zeros, threads) for shape in UNSTRUCTURED for zeros in ZEROS]
     for name in ("float32", "bfloat16", "int8"):
         rows += packing(name, threads)
