@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _dtypes
+from sparse24 import _arrays, _dtypes
 from sparse24._records import PLAIN, Multiply
 
 
@@ -19,7 +19,7 @@ class PreparedProduct:
     array : NMArray
         A matrix.
     x : ndarray, at most two axes
-        Of its type.
+        Of a type that sums in the same type as the array, or of floats beside int8.
     result : str
         The type of the result, or of the sums.
     left : bool
@@ -33,7 +33,8 @@ class PreparedProduct:
         b = self._matrix(x)
         multiply = along
         if array.axis != (-1 if left else -2):
-            multiply = rows_by_rows if adds_rows(b.shape[1], array) else across
+            by_rows = adds_rows(b.shape[1], array, _arrays.logical_dtype(b))
+            multiply = rows_by_rows if by_rows else across
         self._multiply = multiply(array if left else array.mT, b)
         self._shape = array.shape[0 if left else 1], b.shape[1]
         self._dtype = _dtypes.numpy_dtype(result)
@@ -57,16 +58,17 @@ def along(array: Any, b: np.ndarray) -> Multiply:
     from sparse24.kernels import cpu
 
     k, (n, m) = array.shape[1], array.pattern
-    if cpu.few_columns_pay(n, m, b.shape[1], array._dtype):
+    dtype = cpu.beside(array._dtype, _arrays.logical_dtype(b))
+    if cpu.few_columns_pay(n, m, b.shape[1], dtype):
         return cpu.FewColumns(array._values, _masks(array), -(-k // m) * m, b)
     return cpu.many_columns(array._values, array._indices, (n, m), k, b)
 
 
-def adds_rows(columns: int, array: Any) -> bool:
-    """Whether products across the groups by that many columns add up rows of stored elements."""
+def adds_rows(columns: int, array: Any, its: _dtypes.DType) -> bool:
+    """Whether products across the groups by that many columns, of a type, add up stored rows."""
     from sparse24.kernels import cpu
 
-    return cpu.few_rows_pay(columns, array._dtype, array.pattern)
+    return cpu.few_rows_pay(columns, cpu.beside(array._dtype, its), array.pattern)
 
 
 def rows_by_rows(array: Any, b: np.ndarray) -> Multiply:

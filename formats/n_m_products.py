@@ -124,11 +124,12 @@ def fitted(array: Any, other, *, left: bool):
 def _as_read(array: Any, its):
     """The type in which kernels on the CPU read a dense operand of this type beside the array.
 
-    None if the array itself would have to be converted.
+    None if the array itself would have to be converted, as int8 is not.
     """
     common, _ = _promotion.promote(array._dtype, its)
     own = array._dtype
-    return _promotion.as_read(its, common) if _promotion.as_read(own, common) is own else None
+    known = own.name == "int8" or _promotion.as_read(own, common) is own
+    return _promotion.as_read(its, common) if known else None
 
 
 def why_dense(array: Any, other, *, left: bool) -> str | None:
@@ -137,7 +138,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
     columns, its = _columns(other, left), _arrays.logical_dtype(other, argument="b")
     meets = _as_read(array, its) is not None
     if array.axis != (-1 if left else -2):
-        if known and meets and n_m_on_cpu.adds_rows(columns, array):
+        if known and meets and n_m_on_cpu.adds_rows(columns, array, its):
             return None
         return "the groups do not run along the contracted axis, so the product is dense"
     n, m = array.pattern
@@ -150,7 +151,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
             "on the CPU stacks of matrices are multiplied densely; the Numba kernel for "
             f"{n}:{m} takes one matrix at a time"
         )
-    if _is_quicker_dense(array, columns, left):
+    if _is_quicker_dense(array, columns, its, left):
         return f"multiplying the dense matrix by BLAS wins at this size of {n}:{m}"
     if not meets:
         common, same = _promotion.promote(array._dtype, its)
@@ -161,16 +162,17 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
     return None
 
 
-def _is_quicker_dense(array: Any, columns: int, left: bool) -> bool:
+def _is_quicker_dense(array: Any, columns: int, its, left: bool) -> bool:
     """Whether BLAS wins with that many columns; it has no integers, but takes few rows directly."""
     from sparse24.kernels import cpu
 
-    (n, m), dtype = array.pattern, array._dtype
+    (n, m), dtype = array.pattern, cpu.beside(array._dtype, its)
     rows, k = array.shape if left else array.shape[::-1]
     if cpu.few_columns_pay(n, m, columns, dtype):
         return False
     full = n > _SHARE * m and columns > _SOME_COLUMNS and dtype.name != "int8"
-    return full or cpu.choose(rows, k, columns, dtype.name) == "dense"
+    name = dtype.name if dtype is array._dtype else dtype.accumulator.name
+    return full or cpu.choose(rows, k, columns, name) == "dense"
 
 
 def _columns(other, left: bool) -> int:

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from sparse24.kernels._llvm import I32, I64, Emit
+from sparse24.kernels._llvm import I64, Emit
 from sparse24.kernels._simd import FEATURES, VECTOR_BYTES
 from sparse24.kernels._simd_spread import Spread
 
@@ -154,19 +154,15 @@ def expand_row(typingctx, values, start, masks, row, count, out, to, half):
 
     def codegen(context, builder, signature, arguments):
         values, start, masks, row, count, out, to, _ = arguments
-        kind = signature.args[0].dtype
-        result = _emit_for(context, builder, signature.args[5])
-        whole = kind == types.int8  # spread as int32
-        emit = Emit(context, builder, I32, result.lanes) if whole else result
-        expand = Spread.of(emit, kind, zeros=True, half=len(half) > 0)
+        emit = _emit_for(context, builder, signature.args[5])
+        expand = Spread.of(emit, signature.args[0].dtype, zeros=True, half=len(half) > 0)
         v = emit.at(emit.data(signature.args[0], values), start)
         m = emit.line(signature.args[2], masks, row)
-        c = emit.at(result.data(signature.args[5], out), to)
+        c = emit.at(emit.data(signature.args[5], out), to)
 
         def step(t, held):
             value, _, number = expand(emit.at(v, held[0]), m, t)
-            value = builder.sitofp(value, result.vector) if whole else value
-            result.store(value, result.at(c, builder.mul(t, I64(emit.lanes))))
+            emit.store(value, emit.at(c, builder.mul(t, I64(emit.lanes))))
             return [builder.add(held[0], number)]
 
         emit.loop(count, [I64(0)], step)

@@ -86,7 +86,11 @@ class _SpreadHalf:
     """`Spread` where half of each four or eight columns is stored; other lanes hold zeros."""
 
     def __init__(self, emit: Emit, kind: types.Type):
-        self.emit, self.kind = emit, kind
+        self.result = emit.vector
+        # Bytes become integers of 32 bits, also where these are to be floats.
+        whole = kind == types.int8
+        self.emit = Emit(emit.context, emit.builder, I32, emit.lanes) if whole else emit
+        self.kind = kind
         # Halves are widened before they are spread: AVX2 has no shift that would do it.
         self.size = 4 if kind == types.int16 else kind.bitwidth // 8
         self.orders = _Table(emit, f"bytes_by_mask_{self.size}", _bytes_by_mask(self.size))
@@ -106,6 +110,8 @@ class _SpreadHalf:
             vector = builder.ashr(vector, ir.Constant(emit.vector, [24] * emit.lanes))
         signs = ir.VectorType(ir.IntType(8 * emit.bytes), emit.lanes)
         flags = builder.icmp_signed(">=", builder.bitcast(order, signs), ir.Constant(signs, None))
+        if vector.type != self.result:
+            vector = builder.sitofp(vector, self.result)
         return vector, flags, I64(emit.lanes // 2)
 
     def _twice(self, values) -> list:
@@ -196,7 +202,8 @@ class Spread:
         low, high = builder.and_(bits, _I8(15)), builder.lshr(bits, _I8(4))
         moved, orders = [], []
         for mask, first in ((low, I64(0)), (high, builder.zext(builder.ctpop(low), I64))):
-            stored = builder.bitcast(four.load(emit.at(values, first)), words)
+            loaded = four.load_narrow(emit.at(values, first), self.kind)
+            stored = builder.bitcast(loaded, words)
             order = builder.bitcast(self.places.line(mask), ir.VectorType(I32, 8))
             part = emit.intrinsic("llvm.x86.avx2.permps", words, stored, order)
             moved.append(builder.bitcast(part, four.vector))

@@ -2,6 +2,7 @@
 
 from sparse24.kernels.cpu_across import matmul_across
 from sparse24.kernels.cpu_activate import activate_compress
+from sparse24.kernels.cpu_batch import beside
 from sparse24.kernels.cpu_compress import at_places, compress, decompress, like, prune
 from sparse24.kernels.cpu_deals import EveryDeal
 from sparse24.kernels.cpu_exchanges import Exchanges
@@ -30,6 +31,7 @@ __all__ = [
     "activate_compress",
     "add_rows",
     "at_places",
+    "beside",
     "choose",
     "compress",
     "compress_n_m",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _spec
+from sparse24 import _spec
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import cpu_groups
 from sparse24.kernels._numba import parallel, slices, threads
 from sparse24.kernels._simd_expand import AVAILABLE, is_half, lanes_of
+from sparse24.kernels.cpu_batch import types_of
 from sparse24.kernels.cpu_decode import decode_into, decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_expanded import masks_of_codes
@@ -35,8 +36,7 @@ class Across:
     pattern: tuple[int, int] = (_spec.KEPT, _spec.GROUP)
 
     def __init__(self, values: np.ndarray, metadata: np.ndarray, m: int, b: np.ndarray):
-        self._dtype = _arrays.logical_dtype(values, argument="values")
-        self._b_dtype = _arrays.logical_dtype(b, argument="b")
+        self._dtype, self._b_dtype = types_of(values, b)
         self._values, self._metadata, self._m = values.view(self._dtype.storage), metadata, m
         self._accumulator = np.dtype(self._dtype.accumulator)
         exact = self._dtype.name == "int8"  # BLAS has no integers
@@ -148,7 +148,7 @@ def matmul_across(
     m : int
         Columns of A.
     b : ndarray, shape (k, n), any strides
-        Of a type that sums in the same type as `values`.
+        Of a type that sums in the same type as `values`, or of floats beside int8.
     out : ndarray, shape (m, n), any strides and result type
     epilogue : Fused
         Its `c` and `aux` have the shape of `out`.
@@ -157,5 +157,5 @@ def matmul_across(
     if b.size and values.size:
         Across(values, metadata, m, b)(b, out, epilogue)
         return
-    sums = np.zeros(out.shape, _arrays.logical_dtype(values, argument="values").accumulator)
+    sums = np.zeros(out.shape, types_of(values, b)[0].accumulator)
     finish(sums, out, epilogue, slice(0, len(out)), slice(0, out.shape[1]))

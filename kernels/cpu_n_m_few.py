@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import _simd_expand
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels._simd_expand import expand_row, expanded_dots, lanes_of
+from sparse24.kernels.cpu_batch import types_of
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_operand import Operand
@@ -27,7 +27,8 @@ _BLOCK_BYTES = 1 << 18  # of A, which stay in the L2 cache for all columns
 WORD = 64  # columns to which masks are filled up, with zeros
 # Runs of columns up to which this is faster than the kernel for many columns where every column of
 # A is stored (measured with 3:32 to 7:8): this takes its time for columns, the other for elements.
-_RUNS_OF_FULL = {64: {"int8": 19.0, "float64": 3.0}, 32: {"float64": 2.0}}.get(
+# By the type of the sums.
+_RUNS_OF_FULL = {64: {"int32": 19.0, "float64": 3.0}, 32: {"float64": 2.0}}.get(
     _simd_expand.VECTOR_BYTES, {}
 )
 _RUNS_OF_OTHERS = 7.0 if _simd_expand.VECTOR_BYTES == 64 else 3.0
@@ -48,7 +49,7 @@ def pays(n: int, m: int, columns: int, dtype: DType) -> bool:
     if work_type(dtype).name not in _simd_expand.AVAILABLE:
         return False
     runs = 0.5 if columns == 1 else -(-columns // _COLUMNS)
-    return runs * m <= n * _RUNS_OF_FULL.get(dtype.name, _RUNS_OF_OTHERS)
+    return runs * m <= n * _RUNS_OF_FULL.get(dtype.accumulator.name, _RUNS_OF_OTHERS)
 
 
 @njit
@@ -183,8 +184,7 @@ class FewColumns:
     """
 
     def __init__(self, values: np.ndarray, masks: np.ndarray, high: int, b: np.ndarray):
-        dtype = _arrays.logical_dtype(values, argument="values")
-        self._b_dtype = _arrays.logical_dtype(b, argument="b")
+        dtype, self._b_dtype = types_of(values, b)
         work = work_type(dtype)
         self._a = Operand(values, masks, high, dtype, work)
         self._lanes = lanes_of(work.itemsize)

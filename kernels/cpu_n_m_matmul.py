@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check
+from sparse24 import _check
 from sparse24._records import PLAIN, Fused, Multiply
 from sparse24.kernels import cpu_batch, cpu_matmul, cpu_operand
 from sparse24.kernels._numba import njit
@@ -73,7 +73,7 @@ def many_columns(
     values: np.ndarray, places: np.ndarray, pattern: tuple[int, int], k: int, b: np.ndarray
 ) -> Multiply:
     """The product of one matrix with many `b` like this one."""
-    dtype, b_dtype = (_arrays.logical_dtype(x) for x in (values, b))
+    dtype, b_dtype = cpu_batch.types_of(values, b)
     work = cpu_matmul.work_type(dtype, few=False)
     a = _Operand(values, places, pattern[1] * -(-k // pattern[1]), dtype, work)
     a.pattern = pattern

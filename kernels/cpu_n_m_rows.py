@@ -11,12 +11,13 @@ import math
 
 import numpy as np
 
-from sparse24 import _arrays, _spec
+from sparse24 import _spec
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import _simd_expand
 from sparse24.kernels._numba import njit, parallel, threads
 from sparse24.kernels._simd_expand import add_expanded, is_half, lanes_of
+from sparse24.kernels.cpu_batch import types_of
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_n_m_few import end_of_safe, shapes_of, with_room
@@ -163,8 +164,7 @@ class FewRows:
         self, values: np.ndarray, masks: np.ndarray, pattern: tuple[int, int], m: int,
         b: np.ndarray,
     ):  # fmt: skip
-        dtype = _arrays.logical_dtype(values, argument="values")
-        self._b_dtype = _arrays.logical_dtype(b, argument="b")
+        dtype, self._b_dtype = types_of(values, b)
         self._work = work_type(dtype)
         self._a = Operand(values, masks, m, dtype, self._work)
         self._lanes = lanes_of(self._work.itemsize)

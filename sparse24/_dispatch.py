@@ -191,8 +191,9 @@ def _as_taken(
 
 
 def _as_read_on_cpu(a: Operand24, dtype: DType) -> Operand24:
-    """The operand as kernels on the CPU take it, which widen int8 along the groups."""
-    if a.dtype is dtype or a.rows is None or a.dtype.name != "int8":
+    """The operand as kernels on the CPU take it, which widen the stored elements of int8."""
+    stored = a.rows is not None or a.columns is not None
+    if a.dtype is dtype or not stored or a.dtype.name != "int8":
         return cast_operand(a, dtype)
     return dataclasses.replace(a, dense=None)
 
@@ -227,7 +228,7 @@ def _prepare_on_cpu(
 
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if a.rows is None and a.dense is None and len(a.shape) == b.ndim == 2:
-        by_rows = algorithm == "auto" and adds_rows(a.shape, b.shape, a.dtype)
+        by_rows = algorithm == "auto" and adds_rows(a.shape, b.shape, dtype)
         across: Any = cpu.add_rows if by_rows else OfRecord(cpu.matmul_across)
         return Launched(across, a.columns, b, out, epilogue)
     if a.rows is None:

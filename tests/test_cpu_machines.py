@@ -25,16 +25,19 @@ for kind in (np.float32, np.float64, np.int8):
         np.testing.assert_allclose(out, reference.matmul(a, b), rtol=1e-4, atol=1e-4)
 """
 N_M = """
+import itertools
 import numpy as np
 import sparse24 as s24
 from sparse24.kernels import _simd_expand
 assert _simd_expand.AVAILABLE == {available}
 rng = np.random.default_rng(0)
-for kind in (np.float32, np.float64, np.int8):
-    for n in {columns}:
-        a = s24.compress((5 * rng.standard_normal((37, 75))).astype(kind), pattern=(7, 8),
+kinds = [(kind, kind) for kind in (np.float32, np.float64, np.int8)]
+kinds += [(np.int8, np.float32), (np.int8, np.float64)]
+for kind, of in kinds:
+    for n, pattern in itertools.product({columns}, ((7, 8), (2, 4))):
+        a = s24.compress((5 * rng.standard_normal((37, 75))).astype(kind), pattern=pattern,
                          on_excess="prune")
-        b, x = ((5 * rng.standard_normal(s)).astype(kind) for s in ((75, n), (n, 37)))
+        b, x = ((5 * rng.standard_normal(s)).astype(of) for s in ((75, n), (n, 37)))
         dense = a.toarray().astype(float)
         np.testing.assert_allclose(a @ b, dense @ b.astype(float), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(x @ a, x.astype(float) @ dense, rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ import pytest
 
 import sparse24 as s24
 from sparse24 import _dtypes, _storage
+from sparse24.formats import n_m_products
 
 SUMMED_IN_FLOAT32 = [n for n, row in _dtypes.TABLE.items() if row.accumulator == np.float32]
 
@@ -71,14 +72,45 @@ def test_an_int8_matrix_is_read_as_it_is_by_floats(rng, monkeypatch, of_b, k):
         assert A._plans
 
 
-@pytest.mark.parametrize("of_b", ["float16", "float32", "float64"])
-def test_an_int8_matrix_across_its_groups(rng, of_b):
-    A = s24.compress(rng.integers(-128, 128, (40, 64)).astype(np.int8), on_excess="prune")
+@pytest.mark.parametrize("of_b", [name for name in _dtypes.NAMES if name != "int8"])
+@pytest.mark.parametrize("k", [64, 203])
+def test_an_int8_matrix_across_its_groups(rng, monkeypatch, of_b, k):
+    monkeypatch.setattr(_storage, "cast", lambda *_: pytest.fail("converted"))
+    dense = rng.integers(-128, 128, (40, k)).astype(np.int8)
+    for A in (
+        s24.compress(dense, on_excess="prune"),
+        s24.compress(dense, on_excess="prune", keep_dense=True),
+        s24.compress(dense[:, :64], on_excess="prune", transposable=True),
+        s24.compress(np.stack([dense, dense]), on_excess="prune"),
+    ):
+        for n in (0, 1, 5, 70):
+            x = (rng.integers(-4, 5, (n, 40)) / 4).astype(_dtypes.TABLE[of_b].logical)
+            for _ in range(2):
+                got = s24.matmul(x, A, dtype="float64")
+                np.testing.assert_array_equal(got, numbers(x) @ numbers(A.toarray()))
+
+
+@pytest.mark.parametrize("of_b", [name for name in _dtypes.NAMES if name != "int8"])
+@pytest.mark.parametrize("pattern", [(4, 8), (7, 8), (3, 5)])
+def test_an_int8_matrix_of_another_pattern_is_read_as_it_is_by_floats(
+    rng, monkeypatch, of_b, pattern
+):
+    for module, name in ((_storage, "converted"), (n_m_products, "_dense")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("converted"))
+    dense = rng.integers(-128, 128, (40, 203)).astype(np.int8)
+    A = s24.compress(dense, pattern=pattern, on_excess="prune")
+    matrix = numbers(A.toarray())
     for n in (1, 5, 70):
-        x = (rng.integers(-4, 5, (n, 40)) / 4).astype(of_b)
-        for _ in range(2):
-            got = s24.matmul(x, A, dtype="float64")
-            np.testing.assert_array_equal(got, numbers(x) @ numbers(A.toarray()))
+        b, x = (
+            (rng.integers(-4, 5, s) / 4).astype(_dtypes.TABLE[of_b].logical)
+            for s in ((203, n), (n, 40))
+        )
+        for _ in range(2):  # the second call is remembered
+            along, across = (s24.matmul(*of, dtype="float32") for of in ((A, b), (x, A)))
+            np.testing.assert_array_equal(along, matrix @ numbers(b))
+            np.testing.assert_array_equal(across, numbers(x) @ matrix)
+        assert s24.explain(A, b).chosen == "cpu_n_m"
+    assert A._plans
 
 
 @pytest.mark.parametrize(("of_a", "of_b"), list(itertools.permutations(_dtypes.NAMES, 2)))

@@ -203,3 +203,17 @@ def test_autocast_leaves_whole_numbers_alone():
     a = s24.compress(np.eye(4, dtype=np.int8))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert s24.torch.matmul(a, torch.ones(4, 1, dtype=torch.int8)).dtype == torch.int32
+
+
+@pytest.mark.parametrize("name", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_autocast_of_8_bits_is_that_of_a_layer_with_a_packed_weight(rng, name):
+    a = s24.random((12, 32), dtype=name, rng=rng)
+    weight = s24.torch.to_sparse_semi_structured(a)
+    for given in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x = torch.from_numpy(rng.standard_normal((5, 32))).to(given)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            want = torch.nn.functional.linear(x, weight)
+            for y in (s24.torch.matmul(x, a.T), s24.torch.matmul(a, x.T).T):
+                assert y.dtype == want.dtype
+                torch.testing.assert_close(y, want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+        assert s24.torch.matmul(x, a.T).dtype == given  # outside of it

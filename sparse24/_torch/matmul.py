@@ -8,8 +8,9 @@ from torch import Tensor
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._product import if_transposed
 from sparse24._torch import functions, ops
-from sparse24._torch.check import check_factor, refuse_onnx
+from sparse24._torch.check import check_factor, check_type, refuse_onnx
 from sparse24._torch.matrix import PackedMatrix
+from sparse24._torch.parts import result_type
 from sparse24._torch.views import view
 
 
@@ -61,7 +62,10 @@ def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
     if beta == alpha == 1:
         return mm(a, b, bias)
-    if alpha == 1 or torch.promote_types(a.dtype, b.dtype) != torch.float16:
+    if alpha == 1:
+        return _sum(bias, mm(a, b), beta)
+    check_type(b if isinstance(a, PackedMatrix) else a, "x")
+    if result_type(a, b) != torch.float16:
         return _sum(bias, alpha * mm(a, b), beta)
     # Before it is scaled, a product may be beyond float16.
     a, b = (x if isinstance(x, PackedMatrix) else x.float() for x in (a, b))

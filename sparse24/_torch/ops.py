@@ -40,6 +40,7 @@ from sparse24._torch.parts import (
     operand_of,
     parts_of,
     record_of,
+    result_type,
     tensors_of,
     typed,
     vector_type,
@@ -161,16 +162,10 @@ def _(parts, m, k, dense, bias, form):
         "A@b": (m, dense.shape[1]),
         "At@b": (k, dense.shape[1]),
     }[form]
-    dtype = torch.promote_types(parts[0].dtype, dense.dtype)
-    return dense.new_empty((rows, columns), dtype=_RESULTS.get(dtype, dtype))
+    return dense.new_empty((rows, columns), dtype=result_type(parts[0], dense))
 
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_RESULTS = {
-    torch.int8: torch.int32,
-    torch.float8_e4m3fn: torch.bfloat16,
-    torch.float8_e5m2: torch.bfloat16,
-}
 
 
 @operator

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _dtypes, _foreign, _spec, _storage
+from sparse24 import _arrays, _dtypes, _foreign, _promotion, _spec, _storage
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
 
@@ -25,6 +25,12 @@ def dtype_of(x: Tensor) -> _dtypes.DType:
 @functools.cache
 def _named(dtype: torch.dtype) -> _dtypes.DType:
     return _dtypes.lookup(str(dtype).removeprefix("torch."), argument="dtype")
+
+
+def result_type(a: Tensor, b: Tensor) -> torch.dtype:
+    """The type of a product of two operands, also of fp8, which torch promotes to nothing."""
+    common, _ = _promotion.promote(dtype_of(a), dtype_of(b))
+    return getattr(torch, common.result)
 
 
 def empty_parts(x: Tensor, *shape: int) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _check
+from sparse24 import _check, _dtypes
 from sparse24 import _matmul as ours
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._other_formats import in_place_of
@@ -15,7 +15,8 @@ from sparse24._torch.linear import autocast_dtype
 from sparse24._torch.transforms import differentiable
 from sparse24.formats.base import SparseArray
 
-_CAST = ("float16", "bfloat16", "float32")  # torch leaves float64 and what is no float alone
+# What torch casts; it leaves float64 and what is no float alone.
+_CAST = frozenset(_dtypes.NAMES) - {"float64", "int8"}
 
 
 @torch._disable_dynamo  # a compiled model breaks its graph here, as it cannot look into arrays
@@ -54,8 +55,8 @@ def matmul(a: SparseArray | Tensor, b: SparseArray | Tensor, *, dtype: Any = Non
     of gradients are products, too.  ``torch.compile`` breaks its graph at the call.
 
     Under ``torch.autocast`` the result of floats is of its type, as that of `torch.matmul`, unless
-    `dtype` is given.  It is rounded once, as both operands are read in their own types; an array of
-    that type takes less time.
+    `dtype` is given, also beside int8.  It is rounded once, as both operands are read in their own
+    types; an array of that type, or of 8 bits, takes less time.
 
     Examples
     --------
@@ -90,9 +91,10 @@ def matmul(a: SparseArray | Tensor, b: SparseArray | Tensor, *, dtype: Any = Non
 
 def _autocast_result(array: SparseArray, x: Tensor) -> torch.dtype | None:
     """To which type ``torch.autocast`` takes the result; None outside of it, and for others."""
-    if str(array.dtype) not in _CAST or str(x.dtype).removeprefix("torch.") not in _CAST:
-        return None
-    return autocast_dtype(x)
+    types = {str(array.dtype), str(x.dtype).removeprefix("torch.")}
+    if types <= _CAST | {"int8"} and types & _CAST:
+        return autocast_dtype(x)
+    return None
 
 
 class _Product(torch.autograd.Function):
