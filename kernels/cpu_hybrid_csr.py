@@ -24,6 +24,7 @@ GROUP = 4
 # Of every signed index Numba asks whether it counts from the end, which takes longer than all else.
 _GROUP, _TILE, _NO_GROUP = np.uint64(GROUP), np.uint64(TILE), np.uint64(1 << 63)
 _1 = np.uint64(1)
+_OF_ELEMENT = 64  # bytes that are copied in the time for one of them, about
 _NO_ELEMENTS = np.uint64(0x4444_4444_4444_4444)  # the 2:4 codes of 16 groups that hold none
 
 
@@ -45,12 +46,13 @@ def _survey(starts, columns, bits, mask, nonzeros, overflow, first, last):
 
 def survey(rows: CsrRows, dtype: DType, nonzeros, overflow) -> None:
     """Count the non-zeros of every tile, and those that break 2:4; the counts start as zeros."""
-    mask, parts = magnitude_mask(dtype), slices(nonzeros.shape[0], 1, work=rows.bits.size)
+    mask, work = magnitude_mask(dtype), _OF_ELEMENT * rows.bits.size
+    parts = slices(nonzeros.shape[0], at_least=1, work=work)
 
     def task(i: int) -> None:
         _survey(*rows, mask, nonzeros, overflow, parts[i].start, parts[i].stop)
 
-    parallel(task, len(parts), rows.bits.size)
+    parallel(task, len(parts), work)
 
 
 @njit
@@ -122,9 +124,10 @@ def fill(rows: CsrRows, dtype: DType, tiles) -> None:
     """Write values, codes and overflow of `tiles`; the arrays start as zeros."""
     bands, across = tiles.grid
     arguments = (*rows, magnitude_mask(dtype), *_arrays_of(tiles))
-    parts = slices(bands, at_least=1, work=rows.bits.size)
+    work = _OF_ELEMENT * rows.bits.size
+    parts = slices(bands, at_least=1, work=work)
 
     def task(i: int) -> None:
         _fill(*arguments, parts[i].start, parts[i].stop, across)
 
-    parallel(task, len(parts), rows.bits.size)
+    parallel(task, len(parts), work)

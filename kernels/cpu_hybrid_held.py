@@ -17,6 +17,10 @@ from sparse24.kernels.cpu_hybrid import (
 )
 from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, SCATTERED, TWO_FOUR
 
+# Of every signed index Numba asks whether it counts from the end, which takes longer than all else.
+_1, _TILE = np.uint64(1), np.uint64(TILE)
+_OF_ELEMENT, _OF_TILE = 64, 256  # bytes that are copied in the time for one of them, about
+
 
 @njit
 def _put(ends, row, column, value, columns, bits):
@@ -24,7 +28,7 @@ def _put(ends, row, column, value, columns, bits):
     if columns.size:
         columns[ends[row]] = column
         bits[ends[row]] = value
-    ends[row] += 1
+    ends[row] += _1
 
 
 @njit
@@ -32,27 +36,28 @@ def _put_bitmap(words, at, values, row0, column0, ends, columns, bits):
     for r in range(TILE):
         word = words[r]
         while word:
-            low = word & (~word + np.uint64(1))
+            low = word & (~word + _1)
             if values[at]:
-                _put(ends, row0 + r, column0 + _bit_index(low), values[at], columns, bits)
-            at += 1
+                column = column0 + np.uint64(_bit_index(low))
+                _put(ends, row0 + np.uint64(r), column, values[at], columns, bits)
+            at += _1
             word ^= low
 
 
 @njit
 def _put_dense(tile, row0, column0, ends, columns, bits):
-    for r in range(TILE):
-        for c in range(TILE):
-            if tile[r * TILE + c]:
-                _put(ends, row0 + r, column0 + c, tile[r * TILE + c], columns, bits)
+    for r in range(_TILE):
+        for c in range(_TILE):
+            if tile[r * _TILE + c]:
+                _put(ends, row0 + r, column0 + c, tile[r * _TILE + c], columns, bits)
 
 
 @njit
 def _put_scattered(spill, places, begin, end, row0, column0, ends, columns, bits):
-    for e in range(begin, end):
+    for e in range(np.uint64(begin), np.uint64(end)):
         if spill[e]:
-            place = np.int64(places[e])
-            _put(ends, row0 + place // TILE, column0 + place % TILE, spill[e], columns, bits)
+            place = np.uint64(places[e])
+            _put(ends, row0 + place // _TILE, column0 + place % _TILE, spill[e], columns, bits)
 
 
 @njit
@@ -77,13 +82,14 @@ def _put_bands(
     tile = np.empty(TILE * TILE, values.dtype)
     within, places = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
     for number in range(first * across, last * across):
-        row0, column0 = number // across * TILE, number % across * TILE
+        row0 = np.uint64(number // across * TILE)
+        column0 = np.uint64(number % across * TILE)
         kind, start, slot = kinds[number], starts[number], slots[number]
         begin, end = spill_starts[number], spill_starts[number + 1]
         if kind == SCATTERED:
             _put_scattered(spill, spill_places, begin, end, row0, column0, ends, columns, bits)
         elif kind == BITMAP:
-            _put_bitmap(codes[slot], start, values, row0, column0, ends, columns, bits)
+            _put_bitmap(codes[slot], np.uint64(start), values, row0, column0, ends, columns, bits)
         elif kind == DENSE:
             whole = values[start : start + TILE * TILE]
             _put_dense(whole, row0, column0, ends, columns, bits)
@@ -103,7 +109,10 @@ def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     (m, k), (bands, across) = tiles.shape, tiles.grid
     number = np.uint32 if k <= 1 << 32 else np.int64  # of a column
-    parts = slices(bands, at_least=1)
+    work = (
+        _OF_ELEMENT * (tiles.values.size + tiles.overflow_values.size) + _OF_TILE * bands * across
+    )
+    parts = slices(bands, at_least=1, work=work)
     columns, bits = np.empty(0, number), np.empty(0, tiles.values.dtype)
     arrays = _arrays_of(tiles)
 
@@ -111,25 +120,26 @@ def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         def task(i: int) -> None:
             _put_bands(*arrays, parts[i].start, parts[i].stop, across, ends, columns, bits)
 
-        parallel(task, len(parts))
+        parallel(task, len(parts), work)
 
-    counts = np.zeros(m, np.int64)
+    counts = np.zeros(m, np.uint64)
     walk(counts, columns, bits)
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.view(np.int64))])
     if starts[-1]:
         columns, bits = np.empty(starts[-1], number), np.empty(starts[-1], bits.dtype)
-        walk(starts[:-1].copy(), columns, bits)
+        walk(starts[:-1].astype(np.uint64), columns, bits)
     return starts, columns, bits
 
 
 @njit
 def _turn(starts, columns, bits, ends, turned_columns, turned_bits):
     for row in range(starts.size - 1):
-        for e in range(starts[row], starts[row + 1]):
-            at = ends[columns[e]]
+        for e in range(np.uint64(starts[row]), np.uint64(starts[row + 1])):
+            column = np.uint64(columns[e])
+            at = ends[column]
             turned_columns[at] = row
             turned_bits[at] = bits[e]
-            ends[columns[e]] = at + 1
+            ends[column] = at + _1
 
 
 def turned(
@@ -139,5 +149,5 @@ def turned(
     counts = np.bincount(columns, minlength=k)
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
     turned_columns, turned_bits = np.empty_like(columns), np.empty_like(bits)
-    _turn(starts, columns, bits, ends[:-1].copy(), turned_columns, turned_bits)
+    _turn(starts, columns, bits, ends[:-1].astype(np.uint64), turned_columns, turned_bits)
     return ends, turned_columns, turned_bits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import timeit
 
+import numba
 import numpy as np
 import pytest
 import scipy.sparse
@@ -39,3 +40,16 @@ def test_each_band_is_surveyed_once_on_any_threads(rng, work, monkeypatch):
     monkeypatch.setattr(_numba, "WAKING", work)
     w = sparse(rng, (1000, 300), 0.1)
     np.testing.assert_array_equal(s24.hybrid(w).toarray(), w.toarray())
+
+
+def test_threads_are_woken_for_much_work_alone(rng, monkeypatch):
+    woken = []
+    workers = _numba._workers
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 2)
+    monkeypatch.setattr(_numba, "_workers", lambda: woken.append(1) or workers())
+    s24.hybrid(sparse(rng, (1000, 1000), 0.01)).tocsr()
+    assert not woken
+    large = s24.hybrid(sparse(rng, (1000, 1000), 0.2))
+    assert len(woken) == 2  # to count elements, and to place them
+    large.tocsr()
+    assert len(woken) == 4
