@@ -205,10 +205,12 @@ def _picked(
     csr: CsrRows, shape: tuple[int, int], rows: Any, across: Any
 ) -> tuple[CsrRows, tuple[int, int]]:
     """Rows, columns or both of non-zeros, in new arrays, and their shape."""
+    from sparse24.kernels import cpu_hybrid_held
+
     m, k = shape
     if rows is not indexing.ALL:  # first, so that others take no time
         rows = np.arange(m)[rows] if isinstance(rows, slice) else rows
-        csr, m = _rows_at(csr, rows), rows.size
+        csr, m = CsrRows(*cpu_hybrid_held.rows_at(*csr, rows)), rows.size
     if across is indexing.ALL:
         return csr, (m, k)
     if isinstance(across, np.ndarray) and across.size == 1:  # in no time for the other columns
@@ -218,16 +220,6 @@ def _picked(
     found = _in_scipy(csr, (m, k))[:, across]
     found.sort_indices()
     return CsrRows(found.indptr.astype(np.int64), found.indices, found.data), found.shape
-
-
-def _rows_at(csr: CsrRows, rows: np.ndarray) -> CsrRows:
-    """The rows of those numbers; takes time for these alone."""
-    first = csr.starts[rows]
-    counts = csr.starts[rows + 1] - first
-    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    places = np.repeat(first - starts[:-1], counts)
-    places += np.arange(places.size)
-    return CsrRows(starts, csr.columns[places], csr.bits[places])
 
 
 def _taken(entry: Any, size: int) -> Any:

@@ -151,3 +151,32 @@ def turned(
     turned_columns, turned_bits = np.empty_like(columns), np.empty_like(bits)
     _turn(starts, columns, bits, ends[:-1].astype(np.uint64), turned_columns, turned_bits)
     return ends, turned_columns, turned_bits
+
+
+@njit
+def _copy_rows(starts, columns, bits, rows, first, last, ends, taken_columns, taken_bits):
+    for i in range(np.uint64(first), np.uint64(last)):
+        at = np.uint64(ends[i])
+        row = np.uint64(rows[i])
+        for e in range(np.uint64(starts[row]), np.uint64(starts[row + _1])):
+            taken_columns[at] = columns[e]
+            taken_bits[at] = bits[e]
+            at += _1
+
+
+def rows_at(
+    starts: np.ndarray, columns: np.ndarray, bits: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `held` returns, of the rows of these numbers, from 0 on, in time for these alone."""
+    ends = np.zeros(rows.size + 1, np.int64)
+    np.cumsum(starts[rows + 1] - starts[rows], out=ends[1:])
+    taken = np.empty(ends[-1], columns.dtype), np.empty(ends[-1], bits.dtype)
+    work = _OF_ELEMENT * (taken[0].size + rows.size)
+    parts = slices(rows.size, at_least=64, work=work)
+
+    def task(i: int) -> None:
+        here = parts[i].start, parts[i].stop
+        _copy_rows(starts, columns, bits, rows, *here, ends, *taken)
+
+    parallel(task, len(parts), work)
+    return ends, *taken

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
+import scipy.sparse
 
 import sparse24 as s24
 from sparse24.formats import hybrid_build
@@ -65,6 +68,32 @@ def test_parts_of_mostly_zeros_make_nothing_dense(rng, name, key, monkeypatch):
         patched.setattr(hybrid_build, "decode", refuse)
         part = h[key]
     np.testing.assert_array_equal(part.toarray(), w[key])
+
+
+@pytest.mark.parametrize("key", [slice(None, None, -1), IDX, np.arange(2000) % 2 == 0], ids=str)
+def test_rows_of_a_graph_take_the_memory_of_what_they_hold(rng, key):
+    w = scipy.sparse.random_array((2000, 200000), density=5e-4, rng=rng, dtype=np.float32).tocsr()
+    h = s24.hybrid(w)
+    h[key]
+    tracemalloc.start()
+    part = h[key]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (part.tocsr() != w[key]).nnz == 0
+    assert peak < 1.5 * part.nbytes + 2**17
+
+
+@pytest.mark.parametrize("rows", [[], [0], [4, 4, 1], range(5)])
+@pytest.mark.parametrize("column", [np.uint32, np.int64])
+def test_rows_of_any_numbers(rng, rows, column):
+    w = rng.integers(0, 3, (5, 7)).astype(np.float32)
+    w[1] = 0
+    csr = scipy.sparse.csr_array(w)
+    starts, bits = csr.indptr.astype(np.int64), csr.data.view(np.uint32)
+    rows = np.array(rows, np.intp)
+    starts, columns, bits = cpu_hybrid_held.rows_at(starts, csr.indices.astype(column), bits, rows)
+    got = scipy.sparse.csr_array((bits.view(np.float32), columns, starts), shape=(rows.size, 7))
+    np.testing.assert_array_equal(got.toarray(), w[rows])
 
 
 def test_what_a_caller_writes_into_does_not_reach_later_products(multiplied):
