@@ -14,8 +14,9 @@ from sparse24.kernels.cpu_hybrid import (
     _arrays_of,
     _bit_index,
     _tile_row,
+    magnitude_mask,
 )
-from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, SCATTERED, TWO_FOUR
+from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, EMPTY, SCATTERED, TWO_FOUR
 
 # Of every signed index Numba asks whether it counts from the end, which takes longer than all else.
 _1, _TILE = np.uint64(1), np.uint64(TILE)
@@ -180,3 +181,50 @@ def rows_at(
 
     parallel(task, len(parts), work)
     return ends, *taken
+
+
+@njit
+def _put_factors(
+    kinds, starts, values, slots, codes, spill_starts, spill, spill_places, first, last, across,
+    mask, factors, by_row, of_values, of_spill,
+):  # fmt: skip
+    columns, places = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+    for number in range(first * across, last * across):
+        line0 = np.uint64((number // across if by_row else number % across) * TILE)
+        kind, at = kinds[number], starts[number]
+        for r in range(0 if kind in (EMPTY, SCATTERED) else TILE):
+            word = codes[slots[number], r] if slots[number] >= 0 else np.uint64(0)
+            held = _tile_row(kind, at, word, r, columns, places)
+            at += held if kind == BITMAP else 0
+            for e in range(np.uint64(held)):
+                place = np.uint64(places[e])
+                if values[place] & mask:
+                    of_values[place] = factors[line0 + np.uint64(r if by_row else columns[e])]
+        for e in range(np.uint64(spill_starts[number]), np.uint64(spill_starts[number + 1])):
+            if spill[e] & mask:
+                place = np.uint64(spill_places[e])
+                of_spill[e] = factors[line0 + (place // _TILE if by_row else place % _TILE)]
+
+
+def factors_of(tiles, factors: np.ndarray, *, by_row: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The factors of stored values and of overflow, 1 for zeros among them.
+
+    Parameters
+    ----------
+    tiles : Tiles
+        NumPy arrays, of which the elements are bits.
+    factors : array
+        One for each row, or for each column.
+    """
+    made = tuple(np.ones(x.size, factors.dtype) for x in tiles.elements)
+    bits, mask = [x.view(f"u{x.itemsize}") for x in (factors, *made)], magnitude_mask(tiles.dtype)
+    bands, across = tiles.grid
+    work = _OF_ELEMENT * sum(x.size for x in made) + _OF_TILE * bands * across
+    parts, arrays = slices(bands, at_least=1, work=work), _arrays_of(tiles)
+
+    def task(i: int) -> None:
+        here = parts[i].start, parts[i].stop, across
+        _put_factors(*arrays, *here, mask, bits[0], by_row, *bits[1:])
+
+    parallel(task, len(parts), work)
+    return made
