@@ -10,7 +10,7 @@ import numpy as np
 from sparse24 import _arrays, _elementwise, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import DTypeError
-from sparse24.formats import convert
+from sparse24.formats import convert, hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import of_each, row_numbers
 
@@ -129,20 +129,25 @@ def _of_same_kinds(h: Any, values: Any, overflow: Any, dtype: DType) -> Any:
 def _at_places(tiles: ht.Tiles, factor: Any) -> tuple[np.ndarray, np.ndarray]:
     """The factors of stored values, and those of overflow, on the CPU; 1 for stored zeros.
 
-    Tiles are read row by row with numbers in place of their elements, which say where the factor of
-    each place of the matrix belongs.
+    Unless there is one for each row, or for each column, tiles are read row by row with numbers in
+    place of their elements, which say where the factor of each place of the matrix belongs.
     """
     from sparse24.kernels import cpu_hybrid_held
 
-    kept = [_arrays.not_zero(x, tiles.dtype) for x in (tiles.values, tiles.overflow_values)]
-    ends = np.cumsum([x.size for x in kept])
-    numbers = np.arange(1, ends[-1] + 1, dtype=np.uint64) * np.concatenate(kept)
-    values, overflow = numbers[: ends[0]], numbers[ends[0] :]
+    if not isinstance(factor, SparseFactor) and factor.size and 0 in factor.strides:
+        by_row = factor.strides[1] == 0
+        line = np.ascontiguousarray(factor[:, 0] if by_row else factor[0])
+        return cpu_hybrid_held.factors_of(hybrid_build.as_bits(tiles), line, by_row=by_row)
+    kept = np.concatenate([_arrays.not_zero(x, tiles.dtype) for x in tiles.elements])
+    first_of_overflow = tiles.values.size
+    numbers = np.arange(1, kept.size + 1, dtype=np.min_scalar_type(max(kept.size, 1 << 16)))
+    numbers[~kept] = 0
+    values, overflow = numbers[:first_of_overflow], numbers[first_of_overflow:]
     numbered = dataclasses.replace(tiles, values=values, overflow_values=overflow)
     starts, columns, number = cpu_hybrid_held.held(numbered)
-    of_each = np.ones(ends[-1], factor.dtype)
-    of_each[number - np.uint64(1)] = _of_csr(factor, starts, columns)
-    return of_each[: ends[0]], of_each[ends[0] :]
+    of_each = np.ones(kept.size + 1, factor.dtype)  # the first is of no element
+    of_each[number] = _of_csr(factor, starts, columns)
+    return of_each[1 : first_of_overflow + 1], of_each[first_of_overflow + 1 :]
 
 
 def _of_csr(factor: Any, starts: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -16,7 +16,12 @@ from sparse24.kernels.csr import CsrRows
 
 Stored = ht.Tiles | ListedRows
 
-DECODED = 1 << 20  # places that are made dense in the time that SciPy's indexing takes
+# Places that are made dense in the time that SciPy's indexing takes, and those of which also a
+# matrix is built again in that time (measured from 1 to 20 % non-zeros).
+DECODED, REBUILT = 1 << 20, 1 << 13
+# A smaller part of a matrix than one in so many is found sooner in its own tiles than in the rows
+# that products read.
+SMALL_PART = 8
 
 
 def part_of(h: Any, key: Any) -> Any:
@@ -25,15 +30,41 @@ def part_of(h: Any, key: Any) -> Any:
     taken = hybrid_runs.part(h, key)
     if taken is not None:
         return type(h)(*taken, h.n_hint)
-    stored, key = _stored_at(h.stored, key)
-    by_csr = h.is_less_as_csr and math.prod(stored.shape) > DECODED
     try:
-        if by_csr and (entries := _of_both_axes(key)) is not None:
-            return _of_csr(h, stored, entries)
-        part = _at_places(h, stored, key) if by_csr else hybrid_build.decode(stored)[key]
+        part = _of_ready_rows(h, key) if h.is_less_as_csr else None
+        part = _of_stored(h, key) if part is None else part
     except IndexError as error:
         raise indexing.out_of_range(error) from error
-    return part if part.ndim < 2 else type(h).build(part, n_hint=h.n_hint)
+    is_built = isinstance(part, type(h)) or part.ndim < 2
+    return part if is_built else type(h).build(part, n_hint=h.n_hint)
+
+
+def _of_ready_rows(h: Any, key: Any) -> Any | None:
+    """A large part of rows that products have made and read; None where there are none."""
+    ready, entries = h.read_by_products(), _of_both_axes(key)
+    if ready is None or entries is None:
+        return None
+    cuts = [_cut(entry, size) for entry, size in zip(entries, h.shape, strict=True)]
+    places = math.prod(n if c is None else c[1] - c[0] for c, n in zip(cuts, h.shape, strict=True))
+    if places * SMALL_PART < h.size or places <= _most_decoded(entries):
+        return None
+    return _of_csr(h, CsrRows(*ready), h.shape, entries)
+
+
+def _of_stored(h: Any, key: Any) -> Any:
+    """A part of the tiles or the rows that are stored; a matrix may be dense."""
+    stored, key = _stored_at(h.stored, key)
+    places, entries = math.prod(stored.shape), _of_both_axes(key) if h.is_less_as_csr else None
+    if entries is not None and places > _most_decoded(entries):
+        return _of_csr(h, hybrid_build.rows_on_cpu(stored), stored.shape, entries)
+    if h.is_less_as_csr and places > DECODED:
+        return _at_places(h, stored, key)
+    return hybrid_build.decode(stored)[key]
+
+
+def _most_decoded(entries: tuple[Any, Any]) -> int:
+    """Places up to which a part by keys of both axes is taken from the dense form."""
+    return DECODED if any(map(_check.is_index, entries)) else REBUILT
 
 
 def _refuse_more_axes(ndim: int) -> None:
@@ -151,9 +182,9 @@ def _in_scipy(csr: CsrRows, shape: tuple[int, int]) -> Any:
     return sparse.csr_array((csr.bits, csr.columns, csr.starts), shape=shape)
 
 
-def _of_csr(h: Any, stored: Stored, entries: tuple[Any, Any]) -> Any:
+def _of_csr(h: Any, csr: CsrRows, shape: tuple[int, int], entries: tuple[Any, Any]) -> Any:
     """A part by keys of rows and columns, of which nothing becomes dense."""
-    csr, (m, k) = hybrid_build.rows_on_cpu(stored), stored.shape
+    m, k = shape
     rows, across = _taken(entries[0], m), _taken(entries[1], k)
     if isinstance(rows, slice) and rows.step in (None, 1):
         first, last, _ = rows.indices(m)
@@ -174,25 +205,21 @@ def _picked(
     csr: CsrRows, shape: tuple[int, int], rows: Any, across: Any
 ) -> tuple[CsrRows, tuple[int, int]]:
     """Rows, columns or both of non-zeros, in new arrays, and their shape."""
+    from sparse24.kernels import cpu_hybrid_held
+
     m, k = shape
     if rows is not indexing.ALL:  # first, so that others take no time
         rows = np.arange(m)[rows] if isinstance(rows, slice) else rows
-        csr, m = _rows_at(csr, rows), rows.size
+        csr, m = CsrRows(*cpu_hybrid_held.rows_at(*csr, rows)), rows.size
     if across is indexing.ALL:
         return csr, (m, k)
+    if isinstance(across, np.ndarray) and across.size == 1:  # in no time for the other columns
+        at = np.flatnonzero(csr.columns == across[0])
+        none = np.zeros(at.size, csr.columns.dtype)
+        return CsrRows(np.searchsorted(at, csr.starts), none, csr.bits[at]), (m, 1)
     found = _in_scipy(csr, (m, k))[:, across]
     found.sort_indices()
     return CsrRows(found.indptr.astype(np.int64), found.indices, found.data), found.shape
-
-
-def _rows_at(csr: CsrRows, rows: np.ndarray) -> CsrRows:
-    """The rows of those numbers; takes time for these alone."""
-    first = csr.starts[rows]
-    counts = csr.starts[rows + 1] - first
-    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    places = np.repeat(first - starts[:-1], counts)
-    places += np.arange(places.size)
-    return CsrRows(starts, csr.columns[places], csr.bits[places])
 
 
 def _taken(entry: Any, size: int) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _storage
-from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.reductions import Reductions, number_type
 
@@ -48,9 +47,8 @@ def _numbers(elements: np.ndarray, h: Any) -> np.ndarray:
 
 
 def _of_rows(ufunc: np.ufunc, h: Any, dtype) -> np.ndarray:
-    now = h._tiles
-    if isinstance(now, ht.Transposed) and ufunc is np.add and _adds_in_float64(h, dtype):
-        return _sums_of_columns(h, now.source).astype(dtype)
+    if isinstance(h._tiles, ht.Transposed) and ufunc is np.add and _adds_in_float64(h, dtype):
+        return _sums_of_columns(h).astype(dtype)
     starts, values = _rows(h)
     counts = np.diff(starts)
     kept = counts > 0
@@ -68,12 +66,12 @@ def _adds_in_float64(h: Any, dtype) -> bool:
     return wanted in (np.float32, np.float64) or (h.dtype == np.int8 and wanted == np.int64)
 
 
-def _sums_of_columns(h: Any, source: Any) -> np.ndarray:
+def _sums_of_columns(h: Any) -> np.ndarray:
     """The sums of the rows of a transposed matrix, which are columns of what is stored.
 
     Elements are added where they are; to order them by columns takes several times as long.
     """
-    _, columns, bits = hybrid_build.rows_on_cpu(source)
+    _, columns, bits = h.T.held()
     size = h.shape[0]
     sums, step = np.zeros(size), max(_AT_A_TIME, size)
     for first in range(0, bits.size, step):

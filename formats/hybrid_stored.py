@@ -194,17 +194,31 @@ class HybridStored(SparseArray):
     def held(self) -> tuple[Any, Any, Any]:
         """Where rows start, and the columns and bits of their elements; on a GPU this waits.
 
-        Not to be written: they may be those that are stored.  On the CPU a transposed matrix takes
-        them from what is stored of the other.
+        Not to be written: they may be those that are stored, or that products read.  On the CPU a
+        transposed matrix takes them from what is stored of the other.
         """
         now = self._tiles
         if _arrays.is_cupy(now.home):
             return self._held_on_gpu()
+        rows = self.read_by_products()
+        if rows is not None:
+            return rows
+        if not isinstance(now, ht.Transposed):
+            return hybrid_build.rows_on_cpu(now)
         from sparse24.kernels import cpu_hybrid_held
 
-        rows = hybrid_build.rows_on_cpu(now.source)
-        turn = isinstance(now, ht.Transposed)
-        return cpu_hybrid_held.turned(*rows, self.shape[0]) if turn else rows
+        other = self._transpose_of and self._transpose_of()
+        starts, columns, bits = (
+            hybrid_build.rows_on_cpu(now.source) if other is None else other.held()
+        )
+        return cpu_hybrid_held.turned(starts, columns, bits, self.shape[0])
+
+    def read_by_products(self) -> tuple[Any, Any, Any] | None:
+        """What `held` returns, if products on the CPU have made it of tiles and kept it."""
+        rows = self._prepared.get("cpu")
+        if rows is None or rows.values.dtype != self.dtype:  # which kernels have widened
+            return None
+        return rows.starts, rows.columns, rows.values.view(self._dtype.storage)
 
     def _held_on_gpu(self) -> tuple[Any, Any, Any]:
         from sparse24.kernels import hybrid_list

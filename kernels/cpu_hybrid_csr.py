@@ -21,37 +21,42 @@ from sparse24.kernels.csr import CsrRows
 from sparse24.kernels.hybrid_kinds import BITMAP, DENSE, TWO_FOUR
 
 GROUP = 4
+# Of every signed index Numba asks whether it counts from the end, which takes longer than all else.
+_GROUP, _TILE, _NO_GROUP = np.uint64(GROUP), np.uint64(TILE), np.uint64(1 << 63)
+_1 = np.uint64(1)
+_OF_ELEMENT = 64  # bytes that are copied in the time for one of them, about
 _NO_ELEMENTS = np.uint64(0x4444_4444_4444_4444)  # the 2:4 codes of 16 groups that hold none
 
 
 @njit
-def _survey(starts, columns, bits, mask, nonzeros, overflow, band):
-    m = starts.size - 1
-    for row in range(band * TILE, min(m, band * TILE + TILE)):
-        group, held = -1, 0
-        for e in range(starts[row], starts[row + 1]):
+def _survey(starts, columns, bits, mask, nonzeros, overflow, first, last):
+    for row in range(first * TILE, min(starts.size - 1, last * TILE)):
+        band = row // TILE
+        group, held = _NO_GROUP, 0
+        for e in range(np.uint64(starts[row]), np.uint64(starts[row + 1])):
             if not bits[e] & mask:
                 continue
-            column = np.int64(columns[e])
-            if column // GROUP != group:
-                group, held = column // GROUP, 0
+            column = np.uint64(columns[e])
+            if column // _GROUP != group:
+                group, held = column // _GROUP, 0
             held += 1
-            nonzeros[band, column // TILE] += 1
-            overflow[band, column // TILE] += held > 2
+            nonzeros[band, column // _TILE] += 1
+            overflow[band, column // _TILE] += held > 2
 
 
 def survey(rows: CsrRows, dtype: DType, nonzeros, overflow) -> None:
     """Count the non-zeros of every tile, and those that break 2:4; the counts start as zeros."""
-    mask = magnitude_mask(dtype)
-    parallel(
-        lambda band: _survey(*rows, mask, nonzeros, overflow, band),
-        nonzeros.shape[0],
-        work=rows.bits.size,
-    )
+    mask, work = magnitude_mask(dtype), _OF_ELEMENT * rows.bits.size
+    parts = slices(nonzeros.shape[0], at_least=1, work=work)
+
+    def task(i: int) -> None:
+        _survey(*rows, mask, nonzeros, overflow, parts[i].start, parts[i].stop)
+
+    parallel(task, len(parts), work)
 
 
 @njit
-def _put_pair(value, group, c, held, first, pairs, words, r):
+def _put_pair(value, r, group, c, held, first, pairs, words):
     """Store element `c` of a group of tile row `r`, which holds one element, `first`, or none.
 
     A lone last element takes the second slot, as in 2:4 matrices.
@@ -69,30 +74,31 @@ def _fill_row(
     band, across, places_left, spill_left,
 ):  # fmt: skip
     """Write one row; the places that are left in bitmap tiles, and in overflow, count up."""
-    r = row - band * TILE
-    group, held, first = -1, 0, 0
-    for e in range(begin, end):
+    r = np.uint64(row - band * TILE)
+    group, held, first = _NO_GROUP, 0, 0
+    for e in range(np.uint64(begin), np.uint64(end)):
         value = bits[e]
         if not value & mask:
             continue
-        column = np.int64(columns[e])
-        j, c = column // TILE, column % TILE
-        if column // GROUP != group:
-            group, held, first = column // GROUP, 0, column % GROUP
-        tile = band * across + j
+        column = np.uint64(columns[e])
+        j, c = column // _TILE, column % _TILE
+        if column // _GROUP != group:
+            group, held, first = column // _GROUP, 0, np.int64(column % _GROUP)
+        tile = np.uint64(band * across) + j
         if kinds[tile] == DENSE:
-            values[starts[tile] + r * TILE + c] = value
+            values[np.uint64(starts[tile]) + r * _TILE + c] = value
         elif kinds[tile] == BITMAP:
             values[places_left[j]] = value
-            places_left[j] += 1
-            codes[slots[tile], r] |= np.uint64(1) << np.uint64(c)
+            places_left[j] += _1
+            codes[np.uint64(slots[tile]), r] |= _1 << c
         elif kinds[tile] == TWO_FOUR and held < 2:
             pairs = values[starts[tile] : starts[tile + 1]]
-            _put_pair(value, c // GROUP, c % GROUP, held, first, pairs, codes[slots[tile]], r)
+            of_tile = row - band * TILE, np.int64(c) // GROUP, np.int64(c) % GROUP
+            _put_pair(value, *of_tile, held, first, pairs, codes[slots[tile]])
         else:
             spill[spill_left[j]] = value
-            places[spill_left[j]] = r * TILE + c
-            spill_left[j] += 1
+            places[spill_left[j]] = r * _TILE + c
+            spill_left[j] += _1
         held += 1
 
 
@@ -106,7 +112,8 @@ def _fill(
         for tile in range(here.start, here.stop):
             if kinds[tile] == TWO_FOUR:
                 codes[slots[tile]] = _NO_ELEMENTS
-        places_left, spill_left = starts[here].copy(), spill_starts[here].copy()
+        places_left = starts[here].astype(np.uint64)
+        spill_left = spill_starts[here].astype(np.uint64)
         for row in range(band * TILE, min(row_starts.size - 1, band * TILE + TILE)):
             _fill_row(row, row_starts[row], row_starts[row + 1], columns, bits, mask,
                       kinds, starts, values, slots, codes, spill, places, band, across,
@@ -117,9 +124,10 @@ def fill(rows: CsrRows, dtype: DType, tiles) -> None:
     """Write values, codes and overflow of `tiles`; the arrays start as zeros."""
     bands, across = tiles.grid
     arguments = (*rows, magnitude_mask(dtype), *_arrays_of(tiles))
-    parts = slices(bands, at_least=1, work=rows.bits.size)
+    work = _OF_ELEMENT * rows.bits.size
+    parts = slices(bands, at_least=1, work=work)
 
     def task(i: int) -> None:
         _fill(*arguments, parts[i].start, parts[i].stop, across)
 
-    parallel(task, len(parts), rows.bits.size)
+    parallel(task, len(parts), work)

@@ -28,7 +28,7 @@ _LEAST_WORK = 4  # multiplications that take as long as to find and read one non
 _FEW_OF_B, _FEW_OF_OUT = 4, 1.5
 _SMALL = 1 << 15
 _SLOW = 1 << 12  # float16 that NumPy widens in more time than a call takes
-_1, _2, _3, _4, _5, _6, _7, _SUMS = (np.uint64(x) for x in range(1, 9))
+_0, _1, _2, _3, _4, _5, _6, _7, _SUMS = (np.uint64(x) for x in range(9))
 
 
 class Rows:
@@ -53,10 +53,18 @@ def _multiply_vector(starts, columns, values, b, first, last, out):
     """``out[first:last] = rows @ b``: eight sums a row, which hide latency and round less.
 
     Of every signed index Numba asks whether it counts from the end: as long as all else together.
+    A short row, of which the other sums would be zeros, has one: graphs have little else.
     """
     zero = out.dtype.type(0)
-    for row in range(first, last):
-        begin, end = np.uint64(starts[row]), np.uint64(starts[row + 1])
+    end = np.uint64(starts[first])
+    for row in range(np.uint64(first), np.uint64(last)):
+        begin, end = end, np.uint64(starts[row + _1])
+        if end - begin < _SUMS:
+            s0 = zero
+            for e in range(begin, end):
+                s0 += values[e] * b[columns[e]]
+            out[row, _0] = s0
+            continue
         whole = end - (end - begin) % _SUMS
         s0, s1, s2, s3 = zero, zero, zero, zero
         s4, s5, s6, s7 = zero, zero, zero, zero
@@ -71,7 +79,7 @@ def _multiply_vector(starts, columns, values, b, first, last, out):
             s7 += values[e + _7] * b[columns[e + _7]]
         for e in range(whole, end):
             s0 += values[e] * b[columns[e]]
-        out[row, 0] = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+        out[row, _0] = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
 
 
 @njit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import timeit
+
 import numba
 import numpy as np
 import pytest
@@ -125,3 +127,23 @@ def test_middling_products_wake_no_threads(rng, monkeypatch):
         cpu_matmul.matmul(values, metadata, 512, b, out)
         np.testing.assert_array_equal(out, w.astype(int) @ b)
         np.testing.assert_array_equal(product(w, b, "int8"), out)
+
+
+def test_empty_rows_take_less_time_than_short_ones():
+    """In graphs and in wide matrices that are transposed, most rows hold little or nothing."""
+
+    def seconds(each, m=100_000):
+        starts, columns = np.arange(m + 1) * each, np.zeros(m * each, np.uint32)
+        rows = Rows(starts, columns, np.ones(m * each, np.uint32), TABLE["float32"])
+        b, out = np.ones((8, 1), np.float32), np.empty((m, 1), np.float32)
+        return min(timeit.repeat(lambda: matmul(rows, b, out), number=1, repeat=40))
+
+    assert seconds(0) < 0.3 * seconds(8)
+
+
+@pytest.mark.parametrize("each", range(1, 18))
+def test_rows_of_each_length_end_where_the_next_begins(rng, each):
+    w = np.zeros((9, 40))
+    w[::2, rng.permutation(40)[:each]] = rng.integers(1, 5, (5, each))
+    b = rng.integers(-4, 5, (40, 1))
+    np.testing.assert_array_equal(product(w, b), w @ b)

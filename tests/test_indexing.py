@@ -145,7 +145,9 @@ def test_a_row_or_column_makes_nothing_else_dense(make, rng, monkeypatch):
 def test_parts_of_a_hybrid_matrix_decode_their_tiles_alone(rng, monkeypatch):
     w = rng.standard_normal((200, 150)).astype(np.float32) * (rng.random((200, 150)) < 0.1)
     h, shapes, decode = s24.hybrid(w), [], hybrid_build.decode
+    walk = hybrid_build.rows_on_cpu  # of tiles, too, where a matrix is built of the part
     monkeypatch.setattr(hybrid_build, "decode", lambda t: shapes.append(t.shape) or decode(t))
+    monkeypatch.setattr(hybrid_build, "rows_on_cpu", lambda t: shapes.append(t.shape) or walk(t))
     rows = (0, 63, 64, -1, -200, slice(60, 70), slice(190, None), slice(130, 20, -7), slice(9, 9))
     columns = (149, -150, slice(None), slice(3, 70), [1, 5], slice(None, None, -2), slice(5, 5))
     for key in itertools.product((*rows, ...), columns):
@@ -168,6 +170,7 @@ def test_columns_of_a_hybrid_matrix_of_any_kind_of_tile(share, rng, monkeypatch)
     assert share > 0.1 or h.is_less_as_csr
     for most in (0, 1 << 20):  # by CSR where that is less, and by tiles
         monkeypatch.setattr(hybrid_indexing, "DECODED", most)
+        monkeypatch.setattr(hybrid_indexing, "REBUILT", most)
         for columns in (0, 100, -1, slice(60, 140), slice(128, None), slice(None, None, -1)):
             for rows in (slice(None), 70, slice(65, 140, 3), [149, 2]):
                 assert_part(h[rows, columns], w.astype(np.float16)[rows, columns])
