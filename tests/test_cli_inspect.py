@@ -56,3 +56,8 @@ def _refusal(path) -> str:
     with pytest.raises(s24.FormatError) as caught:
         s24.load_safetensors(path)
     return str(caught.value)
+
+
+def test_the_name_of_a_file_steers_no_terminal(tmp_path, capsys):
+    error = run(capsys, "inspect", tmp_path / "a\nb\x1b[2J.npz", code=1)
+    assert error == rf"error: No such file or directory: {tmp_path}/a\nb\x1b[2J.npz" + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -139,13 +140,29 @@ def test_a_folder_without_permission_is_named_by_python(suffix, read_only):
     assert error.value.filename == str(path)
 
 
-def test_a_disk_without_room(suffix, tmp_path):
+@contextlib.contextmanager
+def no_room():
+    """No file may grow beyond 4 KiB, as on a disk that is nearly full."""
     resource = pytest.importorskip("resource")  # Windows has none
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
     try:
-        with pytest.raises(OSError, match="too large"):
-            FORMATS[suffix][0](tmp_path / f"a{suffix}", s24.random((200, 200), rng=0))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_without_room(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    with pytest.raises(OSError, match="too large") as error, no_room():
+        FORMATS[suffix][0](path, s24.random((200, 200), rng=0))
+    assert error.value.filename == str(path)
     assert not os.listdir(tmp_path)
+
+
+def test_a_shard_without_room_is_named(tmp_path, rng, capsys):
+    sharded(tmp_path / "model", rng)
+    with no_room():
+        error = run(capsys, "convert", tmp_path / "model", tmp_path / "out", code=1)
+    assert error == f"error: File too large: {tmp_path / 'out' / SHARDS[0]}\n"
+    assert os.listdir(tmp_path) == ["model"]
