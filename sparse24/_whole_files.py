@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -155,6 +156,21 @@ def check_target(path: str | os.PathLike) -> None:
             f"{str(path)!r} is a device, a pipe or a socket, which a file would replace; name a "
             "regular file, or a new one"
         )
+    if _is_printed_to(path):
+        raise ArgumentError(
+            f"{str(path)!r} is the file that this process prints to, which another would replace "
+            "with all that it holds; name another one"
+        )
+
+
+def _is_printed_to(path: str | os.PathLike) -> bool:
+    """True of the file behind standard output or error, as /dev/stdout is after ``> log.txt``."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:  # closed by whoever started this process
+            with contextlib.suppress(OSError, ValueError):  # closed since, or no such file
+                if os.path.samestat(os.stat(path), os.fstat(stream.fileno())):
+                    return True
+    return False
 
 
 def _mode_of(target: Path, fresh: Path) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,20 @@ def test_convert_replaces_no_pipe(pipe, tmp_path, rng, capsys):
     assert REFUSED in run(capsys, "convert", source, link, code=1)
     assert REFUSED in run(capsys, "convert", source, out, "--report", pipe, code=1)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "log.txt"])
+def test_a_report_does_not_replace_what_was_printed(name, tmp_path, rng):
+    source, log = saved(small_checkpoint(rng), tmp_path), tmp_path / "log.txt"
+    log.write_text("before\n")
+    words = [sys.executable, "-P", "-m", "sparse24", "convert", str(source), "out.npz"]
+    words += ["--report", name]
+    with log.open("a") as file:
+        done = subprocess.run(words, cwd=tmp_path, stdout=file, stderr=file, check=False)
+    assert done.returncode == 1
+    said = f"error: {name!r} is the file that this process prints to, which another would replace"
+    assert log.read_text().startswith(f"before\n{said}")
+    assert not (tmp_path / "out.npz").exists()
 
 
 def test_shards_replace_no_pipe(tmp_path, rng, capsys):
