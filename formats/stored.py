@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -87,20 +86,28 @@ def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
     taken = set()
     for name, entry in entries_of(file).items():
         parts = read_parts(file, name, entry)
-        try:
-            loaded[name] = array_of(parts).to_device(device)
-        except PatternError as error:
-            raise FormatError(
-                f"{file.path}, array {name!r} claims to be transposable: {error.args[0]}"
-            ) from error
+        loaded[name] = checked_array(file, name, parts).to_device(device)
         taken |= {f"{name}.{key}" for key in parts.pieces()}
     for name, array in read_dense(file, taken):
         loaded[name] = _to_device(array, device)
-    if file.header.get("single") is True:
-        if list(loaded) != [_SINGLE]:
-            raise FormatError(f"{file.path} claims a single array, but holds {sorted(loaded)}")
-        return loaded[_SINGLE]
-    return loaded
+    check_single(file, loaded)
+    return loaded[_SINGLE] if file.header.get("single") is True else loaded
+
+
+def checked_array(file: _raw_files.ArrayFile, name: str, parts: AnyParts) -> SparseArray:
+    """The array of parts that `read_parts` has checked, if it is transposable where they say so."""
+    try:
+        return array_of(parts)
+    except PatternError as error:
+        raise FormatError(
+            f"{file.path}, array {name!r} claims to be transposable: {error.args[0]}"
+        ) from error
+
+
+def check_single(file: _raw_files.ArrayFile, names: Iterable[str]) -> None:
+    """Refuse a file that is said to hold one array, saved alone, and does not."""
+    if file.header.get("single") is True and list(names) != [_SINGLE]:
+        raise FormatError(f"{file.path} claims a single array, but holds {sorted(names)}")
 
 
 def _unpack_shards(file: _shards.ShardedFile, device: str) -> dict[str, Any]:
@@ -149,9 +156,9 @@ def read_parts(file: _raw_files.ArrayFile, name: str, entry: Any) -> AnyParts:
     return parts
 
 
-def check_dense(file: _raw_files.ArrayFile, taken: Set[str]) -> None:
-    """Raise what `read_dense` would, of any array."""
-    deque(read_dense(file, taken), maxlen=0)
+def check_dense(file: _raw_files.ArrayFile, taken: Set[str]) -> set[str]:
+    """Raise what `read_dense` would, of any array; the names of all that it gives."""
+    return {name for name, _ in read_dense(file, taken)}
 
 
 def read_dense(file: _raw_files.ArrayFile, taken: Set[str]) -> Iterator[tuple[str, np.ndarray]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _arrays, _dtypes, _raw_files, _scales
+from sparse24 import _arrays, _check, _dtypes, _raw_files, _scales
 from sparse24._errors import ArgumentError, PatternError, Sparse24Error
 from sparse24.formats.two_four import Sparse24Array
 
@@ -118,9 +118,10 @@ def check_unmasked(names: Iterable[str], arrays: Container[str]) -> None:
 def _search(argument: str, pattern: str, name: str) -> bool:
     try:
         return re.search(pattern, name) is not None
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # of long counts, of deep nesting
         raise ArgumentError(
-            f"{argument} must be a regular expression, got {pattern!r} ({error})"
+            f"{argument} must be a regular expression, got {_check.shown(pattern)} ({error}); "
+            "correct or simplify it"
         ) from error
 
 

@@ -214,19 +214,9 @@ def _print_totals(record: dict) -> None:
 
 
 def inspect(options) -> int:
-    from sparse24.formats import stored
-
     file = _packed_checkpoint.open_checkpoint(options.file)
-    rows, taken = [], set()
-    for one in file.files:
-        for name, entry in (stored.entries_of(one) if one.header else {}).items():
-            parts = stored.read_parts(one, name, entry)  # checks codes and checksums
-            nbytes = sum(piece.nbytes for piece in parts.pieces().values())
-            columns = [parts.kind, sides(parts.array_shape), parts.dtype.name, size(nbytes)]
-            rows.append([name, *columns])
-            taken |= {f"{name}.{key}" for key in parts.pieces()}
-        if one.header:
-            stored.check_dense(one, taken)
+    converted = any(one.header for one in file.files)
+    rows, taken = _checked_rows(file) if converted else ([], set())
     eligible = set() if rows else set(_checkpoint.Selection().eligible(file))
     for name, (shape, dtype) in file.specs.items():
         if name not in taken:
@@ -235,3 +225,27 @@ def inspect(options) -> int:
             rows.append([name, kind, sides(shape), dtype.name, size(nbytes)])
     print(table(["array", "kind", "shape", "dtype", "bytes"], rows))
     return 0
+
+
+def _checked_rows(file: _raw_files.ArrayFile) -> tuple[list[list[str]], set[str]]:
+    """Rows of the compressed arrays and names of their parts, if the file can be loaded."""
+    from sparse24.formats import stored
+
+    rows: list[list[str]] = []
+    taken: set[str] = set()
+    names: set[str] = set()
+    for one in file.files:
+        here: set[str] = set()
+        for name, entry in stored.entries_of(one).items():
+            parts = stored.read_parts(one, name, entry)  # checks codes and checksums
+            stored.checked_array(one, name, parts)
+            nbytes = sum(piece.nbytes for piece in parts.pieces().values())
+            columns = [parts.kind, sides(parts.array_shape), parts.dtype.name, size(nbytes)]
+            rows.append([name, *columns])
+            taken |= {f"{name}.{key}" for key in parts.pieces()}
+            here.add(name)
+        here |= stored.check_dense(one, taken)
+        stored.check_single(one, here)
+        stored.refuse_twice(one.path, here, names)
+        names |= here
+    return rows, taken

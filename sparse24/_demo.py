@@ -151,7 +151,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         energies = _prune_and_save(file, names, wanted, saved)
         arrays = s24.load_safetensors(saved, device=device)
         for name in _convert_checkpoint.progress_bar(names, len(names)):
-            dense = _finite(file[name].astype(wanted.logical), name)
+            dense = file[name].astype(wanted.logical)
             lines.append(_measure(name, dense, arrays[name], energies[name], tokens, device))
         _print(lines, saved.stat().st_size)
     return all(line.passed for line in lines)
@@ -184,20 +184,23 @@ def check_size(*shape: int) -> None:
         raise MemoryError(f"Unable to allocate an array with shape {shape}")
 
 
-def _finite(dense: np.ndarray, name: str) -> np.ndarray:
-    """The matrix, if products with it can be compared with exact ones."""
-    if not np.isfinite(dense).all():
+def _check_finite(dense: np.ndarray, dtype: _dtypes.DType, name: str) -> None:
+    """Refuse a matrix if products with it in a type cannot be compared with exact ones."""
+    with np.errstate(over="ignore"):  # of which the error tells
+        finite = np.isfinite(dense.astype(dtype.logical)).all()
+    if not finite:
         raise ArgumentError(
-            f"{name} holds inf or NaN in {dense.dtype.name}, so no product can be checked; "
+            f"{name} holds inf or NaN in {dtype.name}, so no product can be checked; "
             "choose another --dtype, or repair the checkpoint"
         )
-    return dense
 
 
 def _prune_and_save(file, names, dtype, target: Path) -> dict[str, float]:
     arrays, energies = {}, {}
     for name in names:
-        layer = _checkpoint.compress_layer(name, file[name], _checkpoint.Recipe())
+        matrix = file[name]
+        _check_finite(matrix, dtype, name)
+        layer = _checkpoint.compress_layer(name, matrix, _checkpoint.Recipe())
         assert layer is not None  # what is pruned obeys
         arrays[name] = layer.array.astype(dtype)
         energies[name] = layer.kept_energy

@@ -8,6 +8,7 @@ import os
 import struct
 import tokenize
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,14 @@ def bytes_of(shape: tuple[int, ...], dtype: np.dtype, path: Path, name: str) -> 
 
 
 def check_members(file: Any, archive: zipfile.ZipFile, path: Path) -> None:
-    """Refuse a zip file whose list of members lacks some, as where a length in it is damaged."""
+    """Refuse a zip file whose list of members lacks some, as where a length in it is damaged.
+
+    So are two of one name, of which only the last could be read.
+    """
     found = len(archive.infolist())
+    for name, times in Counter(archive.namelist()).items():
+        if times > 1:
+            raise damaged(path, f"it has {times} members {name!r}")
     file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 17)))
     tail = file.read()
     (count,) = struct.unpack_from("<H", tail, tail.rindex(_END) + 10)

@@ -7,6 +7,7 @@ The index, ``model.safetensors.index.json``, lies beside the shards::
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import json
 import os
@@ -177,7 +178,13 @@ def _checked_shard(path: Path, name: str, shard: Any) -> str:
 
 
 def _open_shard(path: Path, shard: str) -> SafetensorsFile:
-    if not (path.parent / shard).is_file():
+    try:
+        there = (path.parent / shard).is_file()
+    except OSError as error:  # not of one that may not be read, which is there
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        there = False
+    if not there:
         raise FormatError(
             f"{path} names the shard {shard!r}, but no such file is beside it; fetch all shards"
         )

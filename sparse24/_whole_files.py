@@ -7,7 +7,8 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sparse24._errors import ArgumentError
@@ -29,14 +30,26 @@ def replacing(path: str | os.PathLike, last: Callable[[], None] = nothing) -> It
     fresh = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp")
     mode = _mode_of(target, fresh)
     try:
-        yield fresh
-        with fresh.open("rb+") as file:
-            os.fsync(file.fileno())
-        last()
-        fresh.chmod(mode)
-        os.replace(fresh, target)
+        with _named({None: path, str(fresh): path}):
+            yield fresh
+            with fresh.open("rb+") as file:
+                os.fsync(file.fileno())
+            last()
+            fresh.chmod(mode)
+            os.replace(fresh, target)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(paths: Mapping[str | None, str | os.PathLike]) -> Iterator[None]:
+    """Let an error name the file that was asked for in place of a temporary one, or of none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename in paths:
+            error.filename = os.fspath(paths[error.filename])
+        raise
 
 
 @contextlib.contextmanager
@@ -57,8 +70,9 @@ def replacing_all(folder: str | os.PathLike, names: Sequence[str]) -> Iterator[d
         target = Path(os.path.realpath(Path(folder, name)))
         targets[name] = target, target.with_name(f".{name[:40]}.{i}.{token}.tmp")
     try:
-        yield {name: fresh for name, (_, fresh) in targets.items()}
-        _switch(list(targets.values()))
+        with _named({str(fresh): Path(folder, name) for name, (_, fresh) in targets.items()}):
+            yield {name: fresh for name, (_, fresh) in targets.items()}
+            _switch(list(targets.values()))
     finally:
         for _, fresh in targets.values():
             fresh.unlink(missing_ok=True)
@@ -142,6 +156,21 @@ def check_target(path: str | os.PathLike) -> None:
             f"{str(path)!r} is a device, a pipe or a socket, which a file would replace; name a "
             "regular file, or a new one"
         )
+    if _is_printed_to(path):
+        raise ArgumentError(
+            f"{str(path)!r} is the file that this process prints to, which another would replace "
+            "with all that it holds; name another one"
+        )
+
+
+def _is_printed_to(path: str | os.PathLike) -> bool:
+    """True of the file behind standard output or error, as /dev/stdout is after ``> log.txt``."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:  # closed by whoever started this process
+            with contextlib.suppress(OSError, ValueError):  # closed since, or no such file
+                if os.path.samestat(os.stat(path), os.fstat(stream.fileno())):
+                    return True
+    return False
 
 
 def _mode_of(target: Path, fresh: Path) -> int:

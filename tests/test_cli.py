@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +203,18 @@ def test_info_says_where_no_compiled_kernels_can_be_kept(tmp_path, monkeypatch, 
         monkeypatch.setenv("SPARSE24_CACHE_DIR", str(folder))
         assert said in run(capsys, "info")
     assert [*tmp_path.iterdir()] == [file]
+
+
+def test_the_demo_warns_of_no_cast_that_its_error_is_about(tmp_path, capsys):
+    path, weight = tmp_path / "a.npy", np.ones((64, 64), np.float32)
+    weight[5, 3] = 1e30
+    np.save(path, weight)
+    words = ("demo", "--checkpoint", path, "--device", "cpu", "--tokens", "8", "--dtype")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        error = run(capsys, *words, "float16", code=1)
+        assert error.startswith("error: a holds inf or NaN in float16, so no product can be")
+        assert "0 wrong" in run(capsys, *words, "bfloat16")
 
 
 def test_info_names_versions(capsys):

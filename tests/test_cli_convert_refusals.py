@@ -177,6 +177,46 @@ def test_a_conversion_that_is_told_to_end_leaves_no_unfinished_file(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+LOST = """
+import ctypes, runpy, signal, sys, time
+from sparse24 import _commands
+number = getattr(signal, sys.argv.pop(1))
+def info(options):
+    ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
+    ctypes.CFUNCTYPE(None)(lambda: time.sleep(0.5))()  # loses the repetition, too
+    time.sleep(20)
+    return 0
+_commands.info = info
+runpy.run_module("sparse24", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_that_comes_while_a_callback_runs_is_not_lost(name, code):
+    """LLVM calls back while kernels are loaded, and no exception passes through it."""
+    words = [sys.executable, "-P", "-c", LOST, name, "info"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
+    said = "interrupted; no file is left unfinished\n" if name == "SIGINT" else ""
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+LOST_ERROR = """
+import ctypes, runpy
+from sparse24 import _commands
+def info(options):
+    ctypes.CFUNCTYPE(None)(lambda: 1 / 0)()
+    return 0
+_commands.info = info
+runpy.run_module("sparse24", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_another_error_of_a_callback_is_shown():
+    words = [sys.executable, "-P", "-c", LOST_ERROR, "info"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "ZeroDivisionError" in done.stderr
+
+
 def test_a_signal_that_the_caller_ignores_stays_ignored(checkpoint, tmp_path):
     out = tmp_path / "out.safetensors"
     words = [sys.executable, "-P", "-c", STOPPED, "SIGHUP", "convert", checkpoint, out]
@@ -195,6 +235,10 @@ def test_a_pattern_is_written_with_a_colon(pattern, checkpoint, tmp_path, capsys
     assert "must be written N:M" in capsys.readouterr().err
 
 
-def test_a_bad_expression_is_named(checkpoint, tmp_path, capsys):
-    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--include", "(", code=1)
-    assert "include must be a regular expression" in error
+@pytest.mark.parametrize("expression", ["(", f"a{{{10**20}}}", "(" * 5000 + ")" * 5000])
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_bad_expression_is_named(option, expression, checkpoint, tmp_path, capsys):
+    words = ("convert", checkpoint, tmp_path / "o.npz", f"--{option}", expression)
+    error = run(capsys, *words, code=1)
+    assert f"{option} must be a regular expression, got '{expression[:50]}" in error
+    assert len(error) < 300

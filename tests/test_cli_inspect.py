@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cli_cases import run
+from shard_cases import write_index
 
 import sparse24 as s24
-from sparse24 import _raw_files
+from sparse24 import _raw_files, _raw_writers
+from sparse24.formats import stored
 
 
 def test_inspect_lists_both_kinds_of_files(checkpoint, tmp_path, capsys):
@@ -52,7 +54,43 @@ def test_inspect_checks(checkpoint, tmp_path, capsys):
         assert f"{name!r}: it does not match the shape, type and checksum" in error
 
 
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        ({"single": True}, "claims a single array, but holds ['a', 'b']"),
+        ({"arrays": {"a": {"transposable": True}}}, "array 'a' claims to be transposable: its"),
+    ],
+)
+def test_inspect_refuses_claims_that_loading_refuses(claim, words, tmp_path, capsys):
+    path, array = tmp_path / "a.safetensors", s24.random((64, 64), rng=0)
+    raw, header = stored.pack({"a": array, "b": np.ones(3)})
+    entries = {"a": {**header["arrays"]["a"], **claim.get("arrays", {}).get("a", {})}}
+    header = stored.sealed({**header, **claim, "arrays": entries})
+    _raw_writers.write_safetensors(path, raw, header)
+    for error in (run(capsys, "inspect", path, code=1), _refusal(path)):
+        assert words in error
+
+
+def test_inspect_refuses_shards_that_loading_refuses(tmp_path, capsys):
+    array, weight = s24.random((64, 64), rng=0), np.ones((64, 64), np.float32)
+    s24.save_safetensors(tmp_path / "a.safetensors", {"a": array})
+    s24.save_safetensors(tmp_path / "b.safetensors", {"a": weight})
+    homes = {"a.values": "a.safetensors", "a.metadata": "a.safetensors", "a": "b.safetensors"}
+    write_index(tmp_path, weight_map=homes)
+    for error in (run(capsys, "inspect", tmp_path, code=1), _refusal(tmp_path)):
+        assert "b.safetensors, array 'a': another shard holds it, too" in error
+    # As where only some files of a converted checkpoint were copied over those of the dense one.
+    _raw_writers.write_safetensors(tmp_path / "b.safetensors", {"a": weight}, None)
+    for error in (run(capsys, "inspect", tmp_path, code=1), _refusal(tmp_path)):
+        assert "b.safetensors was not written by sparse24" in error
+
+
 def _refusal(path) -> str:
     with pytest.raises(s24.FormatError) as caught:
         s24.load_safetensors(path)
     return str(caught.value)
+
+
+def test_the_name_of_a_file_steers_no_terminal(tmp_path, capsys):
+    error = run(capsys, "inspect", tmp_path / "a\nb\x1b[2J.npz", code=1)
+    assert error == rf"error: No such file or directory: {tmp_path}/a\nb\x1b[2J.npz" + "\n"

@@ -66,3 +66,17 @@ def test_a_member_that_is_no_array_a_comment_and_what_follows_are_let_be(tmp_pat
         members.comment = b"made by hand"
     path.write_bytes(b"before" + path.read_bytes() + b"after")
     assert list(_raw_files.open_arrays(path)) == list(ARRAYS)
+
+
+@pytest.mark.parametrize("name", ["b.npy", "sparse24.json"])
+def test_two_members_of_one_name_are_refused(name, tmp_path):
+    """As where one was appended to the archive in place of another, which is still there."""
+    path = tmp_path / "a.npz"
+    s24.save_npz(path, {**ARRAYS, "c": s24.random((8, 8), rng=0)})
+    with zipfile.ZipFile(path, "a") as members:
+        again = members.read(name)
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            members.writestr(name, again)
+    for read in (_raw_files.open_arrays, s24.load_npz):
+        with pytest.raises(s24.FormatError, match=f"it has 2 members '{name}'"):
+            read(path)

@@ -166,7 +166,10 @@ def test_an_absolute_path_is_refused(folder):
         _raw_files.open_arrays(folder)
 
 
-@pytest.mark.parametrize("shard", ["none.safetensors", "a\0.safetensors", "\udc80.safetensors"])
+@pytest.mark.parametrize(
+    "shard",
+    ["none.safetensors", "a\0.safetensors", "\udc80.safetensors", f"{'a' * 300}.safetensors"],
+)
 def test_a_shard_that_is_not_there_is_named(shard, folder):
     write_index(folder, weight_map={**HOMES, "x": shard})
     with pytest.raises(s24.FormatError, match="no such file is beside it; fetch all shards"):

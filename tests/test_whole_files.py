@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +55,20 @@ def test_convert_replaces_no_pipe(pipe, tmp_path, rng, capsys):
     assert REFUSED in run(capsys, "convert", source, link, code=1)
     assert REFUSED in run(capsys, "convert", source, out, "--report", pipe, code=1)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "log.txt"])
+def test_a_report_does_not_replace_what_was_printed(name, tmp_path, rng):
+    source, log = saved(small_checkpoint(rng), tmp_path), tmp_path / "log.txt"
+    log.write_text("before\n")
+    words = [sys.executable, "-P", "-m", "sparse24", "convert", str(source), "out.npz"]
+    words += ["--report", name]
+    with log.open("a") as file:
+        done = subprocess.run(words, cwd=tmp_path, stdout=file, stderr=file, check=False)
+    assert done.returncode == 1
+    said = f"error: {name!r} is the file that this process prints to, which another would replace"
+    assert log.read_text().startswith(f"before\n{said}")
+    assert not (tmp_path / "out.npz").exists()
 
 
 def test_shards_replace_no_pipe(tmp_path, rng, capsys):
@@ -139,13 +156,29 @@ def test_a_folder_without_permission_is_named_by_python(suffix, read_only):
     assert error.value.filename == str(path)
 
 
-def test_a_disk_without_room(suffix, tmp_path):
+@contextlib.contextmanager
+def no_room():
+    """No file may grow beyond 4 KiB, as on a disk that is nearly full."""
     resource = pytest.importorskip("resource")  # Windows has none
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
     try:
-        with pytest.raises(OSError, match="too large"):
-            FORMATS[suffix][0](tmp_path / f"a{suffix}", s24.random((200, 200), rng=0))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_without_room(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    with pytest.raises(OSError, match="too large") as error, no_room():
+        FORMATS[suffix][0](path, s24.random((200, 200), rng=0))
+    assert error.value.filename == str(path)
     assert not os.listdir(tmp_path)
+
+
+def test_a_shard_without_room_is_named(tmp_path, rng, capsys):
+    sharded(tmp_path / "model", rng)
+    with no_room():
+        error = run(capsys, "convert", tmp_path / "model", tmp_path / "out", code=1)
+    assert error == f"error: File too large: {tmp_path / 'out' / SHARDS[0]}\n"
+    assert os.listdir(tmp_path) == ["model"]
