@@ -65,7 +65,8 @@ def variants(problem: Problem) -> list[Variant]:
         exact = [variant._replace(kernels=STORES_NO_MORE) for variant in able]
         return exact + [variant._replace(stage_out=True) for variant in able]
     p, found = problem, [Variant(problem)]
-    by_rows = p.b_order == "row" and (p.tensor_float or _b_itemsize(p) == 1)
+    narrow = _dtypes.TABLE[p.dtype].itemsize < _b_itemsize(p)  # A, which is widened
+    by_rows = p.b_order == "row" and (p.tensor_float or narrow or _b_itemsize(p) == 1)
     stage_b = not (p.aligned or p.b_aligned) or p.b_order == "strided" or by_rows
     fits = (p.aligned or p.out_aligned) and p.out_order != "strided"
     if fits and p.b_in_lines and not stage_b:

@@ -88,6 +88,15 @@ def test_b_that_the_kernel_cannot_read_is_copied(h200):
     assert chosen.variant.stage_b
 
 
+@pytest.mark.parametrize(("n", "copied"), [(8, False), (16, False), (24, True), (48, True)])
+def test_rows_of_b_are_read_as_they_are_or_turned(h200, n, copied):
+    wide = problem(m=14336, n=n, b_order="row")
+    narrow = _widening.as_multiplied(wide, "int8", 0, "auto")
+    assert narrow.dtype == "int8"
+    chosen = _planner.choose(narrow, 0, dense=False)
+    assert (chosen.kernel, chosen.variant.stage_b) == ("sparse_decode", copied)
+
+
 @gpu
 @pytest.mark.parametrize(("stored", "dtype"), PAIRS)
 @pytest.mark.parametrize("n", [1, 5, 16, 33, 300])
@@ -103,6 +112,7 @@ def test_on_a_gpu_as_a_converted_matrix(cupy, rng, stored, dtype, n):
         s24.matmul(x, a.T, out)
         np.testing.assert_array_equal(out.get(), y.get())
     close(a @ x.T, y.T)
+    close(a @ cupy.ascontiguousarray(x.T), y.T)
     close(s24.matmul(x, a.T, dtype="float32"), y)
     close(s24.matmul(cupy.stack([x, x]), a.T), cupy.stack([y, y]))
 
