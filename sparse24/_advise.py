@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparse24 import (
     _arrays,
@@ -19,7 +19,7 @@ from sparse24 import (
     _tuning_cache,
 )
 from sparse24._dtypes import DType
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Problem
 
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -128,9 +128,19 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     >>> [ratio > 1 for ratio in advice.speedup]
     [True, True]
     """
+    _refuse_matrix(shape)
     m, k = _check.sizes(shape, argument="shape", count=2, least=1)
     _storage.refuse_long((m, k))
     return estimate((m, k), _counts(tokens), _dtypes.lookup(dtype), _chip())
+
+
+def _refuse_matrix(shape: Any) -> None:
+    """Refuse a weight, or a layer, in place of the shape that it has."""
+    for of_weight, x in ((" ", shape), (" .weight", getattr(shape, "weight", None))):
+        if not isinstance(x, type) and len(getattr(x, "shape", ())) == 2:
+            raise ShapeError(
+                f"shape must be (m, k), got {_check.shown(shape)}; pass its{of_weight}.shape"
+            )
 
 
 def estimate(shape: tuple[int, int], counts: tuple[int, ...], dtype: DType, chip: Chip) -> Advice:

@@ -41,10 +41,9 @@ def as_multiplied(problem: Problem, stored: str, device: int, algorithm: str) ->
     narrow = dataclasses.replace(problem, dtype=stored)
     if not kernel_module(KERNEL).widens(narrow):
         return problem
-    if kernel == KERNEL:
-        able = (c for c in _planner.candidates(narrow, device, dense=False) if c.refusal is None)
-        return narrow if any(c.kernel == KERNEL for c in able) else problem
-    return narrow if _pays(narrow, problem, device, _tuning_cache.generation()) else problem
+    if kernel == KERNEL or _pays(narrow, problem, device, _tuning_cache.generation()):
+        return narrow
+    return problem
 
 
 @functools.lru_cache(_planner.REMEMBERED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,6 +112,16 @@ def test_what_no_kernel_takes_is_refused_and_not_predicted():
 def test_shapes_are_two_sizes(shape):
     with pytest.raises(s24.ShapeError, match="shape must be"):
         s24.advise(shape)
+
+
+def test_a_weight_and_a_layer_are_asked_for_their_shape():
+    weight = s24.random((64, 32), rng=0)
+    with pytest.raises(s24.ShapeError, match=r"got Sparse24Array of shape .*; pass its \.shape"):
+        s24.advise(weight)
+    with pytest.raises(s24.ShapeError, match=r"pass its \.weight\.shape"):
+        s24.advise(SimpleNamespace(weight=weight))
+    with pytest.raises(s24.ShapeError, match="shape must be"):
+        s24.advise(np.ndarray)
 
 
 def test_a_size_of_zero_is_told_that_sizes_are_positive():

@@ -76,7 +76,9 @@ def test_many_columns_and_other_kernels_are_converted_for(h200):
 def test_older_chips_convert(h200, n):
     old = problem(n=n, compute_capability=80)
     assert _widening.as_multiplied(old, "int8", 0, "auto") is old
-    assert _widening.as_multiplied(old, "int8", 0, "sparse_decode") is old
+    asked = _widening.as_multiplied(old, "int8", 0, "sparse_decode")
+    with pytest.raises(s24.UnsupportedError, match=r"compute capability 9\.0"):
+        _planner.choose(asked, 0, dense=False, algorithm="sparse_decode")
 
 
 def test_b_that_the_kernel_cannot_read_is_copied(h200):
