@@ -17,11 +17,12 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _again(lost: "sys.UnraisableHookArgs") -> None:
     """Repeat a signal whose exception went to a callback, such as LLVM's, which cannot raise it."""
+    number, code = 0, getattr(lost.exc_value, "code", 0)
     if isinstance(lost.exc_value, KeyboardInterrupt):
         number = int(signal.SIGINT)
-    elif isinstance(lost.exc_value, SystemExit) and isinstance(lost.exc_value.code, int):
-        number = lost.exc_value.code - 128
-    else:
+    elif isinstance(lost.exc_value, SystemExit) and isinstance(code, int):
+        number = code - 128  # that of `_stop`, or not of a signal
+    if number <= 0:
         sys.__unraisablehook__(lost)
         return
     timer = threading.Timer(_PAUSE, signal.raise_signal, [number])
