@@ -17,13 +17,8 @@ def on_gpu(
 
     Parameters
     ----------
-    problem : Problem
-        With A in the type of the product.
-    stored : str
-        The type in which A is stored.
-    device : int
-    algorithm : str
-        What the caller asks for.
+    problem, stored, device, algorithm
+        As of `_widening.as_multiplied`.
     dense : bool
         Whether A is kept dense, too.
     way_out : str

@@ -17,7 +17,7 @@ from sparse24._records import Problem
 KERNEL = "sparse_decode"  # the one that widens for the tensor cores
 
 # Converting elements moves them at this share of the speed of a copy.  Such calls are planned each
-# time, in up to 300 µs, of which this is what the GPU is taken to wait for.
+# time, in some 300 µs, of which this is what the GPU is taken to wait for.
 # docs/benchmarks/log_few_tokens.rst, "8-bit weights and 16-bit tokens".
 CONVERSION_EFFICIENCY, CONVERSION_LAUNCH = 0.6, 1e-4
 
