@@ -18,20 +18,19 @@ from sparse24 import (
 )
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import reductions
-from sparse24.formats.base import SparseArray, made_by
+from sparse24.formats.base import made_by
 from sparse24.formats.indexing import Indexing, is_slice
 from sparse24.formats.joining import Joining
+from sparse24.formats.products_24 import Products24
 from sparse24.formats.transposes import KeptTranspose
 
 
-class Sparse24Storage(KeptTranspose, Joining, Indexing, SparseArray):
+class Sparse24Storage(KeptTranspose, Joining, Indexing, Products24):
     """The records of a `Sparse24Array`; dense forms and products are its own."""
 
     __slots__ = ("_cache", "_operand", "_plans", "_status", "_transpose")
 
     _cache: dict[str, Any]
-    _operand: Operand24
-    _plans: dict[Any, Any]
     _status: Any
 
     def __init__(self, operand: Operand24, status: Any = None):

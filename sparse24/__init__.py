@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24._plan import plan as plan
     from sparse24._prune import mask as mask
     from sparse24._prune import prune as prune
+    from sparse24._quantise import quantise as quantise
     from sparse24._refit import refit as refit
     from sparse24._report import report as report
     from sparse24._to_hybrid import hybrid as hybrid
@@ -78,6 +79,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24.formats.files import save_safetensors as save_safetensors
     from sparse24.formats.hybrid import HybridArray as HybridArray
     from sparse24.formats.n_m import NMArray as NMArray
+    from sparse24.formats.quantised import Quantised24Array as Quantised24Array
     from sparse24.formats.two_four import Sparse24Array as Sparse24Array
 
 # In a clone, `formats` and `kernels` lie beside this folder, not within: found there too, so that
@@ -92,6 +94,7 @@ _HOMES = {
     "Sparse24Array": "sparse24.formats.two_four",
     "NMArray": "sparse24.formats.n_m",
     "HybridArray": "sparse24.formats.hybrid",
+    "Quantised24Array": "sparse24.formats.quantised",
     "compress": "sparse24._compress",
     "activate_compress": "sparse24._activate",
     "compress_blocks": "sparse24._compress_stream",
@@ -105,6 +108,7 @@ _HOMES = {
     "refit": "sparse24._refit",
     "find_permutation": "sparse24._permutation",
     "fold_permutation": "sparse24._permutation",
+    "quantise": "sparse24._quantise",
     "report": "sparse24._report",
     "is_24": "sparse24._is_24",
     "check_24": "sparse24._is_24",

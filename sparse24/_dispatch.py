@@ -16,6 +16,7 @@ from sparse24 import (
     _memory_order,
     _overlap,
     _planner,
+    _quantised,
     _storage,
     _streams,
     _widening,
@@ -83,8 +84,10 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
     a, b, flat_out, epilogue = _batch_axes.flatten(a, b, out, epilogue, batch)
     if types.on_gpu:
         problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
-        a, problem = _as_taken(a, problem, b.device.id, call.algorithm)
-        launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
+        taken, problem = _as_taken(a, problem, b.device.id, call.algorithm)
+        launched = prepare(taken, b, flat_out, epilogue, call.algorithm, problem)
+        if is_quantised(a) and not problem.quantised:
+            launched = _dequantising(launched, a, types.type_a)
         _foreign_streams.make_current()
         _streams.hold_current()
     else:
@@ -98,6 +101,16 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         return None
     kept = launched.a is a.dense or isinstance(launched.a, Compressed24)
     return launched if as_given and kept else None
+
+
+def is_quantised(a: Operand24) -> bool:
+    """Whether the operand is stored as integers and factors."""
+    return bool((a.rows or a.columns) and a.stored.quantised)
+
+
+def _dequantising(launched: Launched, a: Operand24, dtype: DType) -> Launched:
+    """The product of a dequantised operand as one of `a`, which then is all that it keeps."""
+    return launched._replace(launcher=_quantised.Dequantising(launched.launcher, dtype), a=a.stored)
 
 
 def _copy_back(flat_out, out) -> bool:
@@ -183,6 +196,11 @@ def _as_taken(
     a: Operand24, problem: Problem, device: int, algorithm: str
 ) -> tuple[Operand24, Problem]:
     """The operand as a kernel takes it, in the type of the product or as it is stored."""
+    if is_quantised(a):
+        taken = _widening.of_quantised(problem, a, device, algorithm)
+        if taken.quantised:
+            return a, taken
+        return _quantised.as_converted(a, TABLE[problem.dtype]), problem
     if a.rows is not None:
         taken = _widening.as_multiplied(problem, a.dtype.name, device, algorithm)
         if taken is not problem:
@@ -192,6 +210,8 @@ def _as_taken(
 
 def _as_read_on_cpu(a: Operand24, dtype: DType) -> Operand24:
     """The operand as kernels on the CPU take it, which widen the stored elements of int8."""
+    if is_quantised(a):
+        return _quantised.as_converted(a, dtype, keep=True)
     stored = a.rows is not None or a.columns is not None
     if a.dtype is dtype or not stored or a.dtype.name != "int8":
         return cast_operand(a, dtype)

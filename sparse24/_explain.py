@@ -26,7 +26,7 @@ from sparse24.formats import hybrid_products, n_m_products
 from sparse24.formats.base import SparseArray, densified, one_dense
 from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
-from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.products_24 import Products24
 from sparse24.formats.windows import Windows24
 
 NOTHING = "none"  # what runs where a result has no elements
@@ -122,9 +122,9 @@ def explained(a, b, out, call: Call) -> Explanation:
     """What `explain` says of a call whose options have been checked."""
     a, b = embedded(a), embedded(b)
     a, b = one_dense(a, b) if call.fits_all_formats else (a, b)
-    from_left = not isinstance(a, Sparse24Array)
+    from_left = not isinstance(a, Products24)
     operand, other = (b, a) if from_left else (a, b)
-    if isinstance(operand, Sparse24Array):
+    if isinstance(operand, Products24):
         if isinstance(other, SparseArray):
             call = call._replace(other_dtype=other.dtype)
         return _explain_24(operand._operand, densified(other), out, call, from_left=from_left)

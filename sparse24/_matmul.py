@@ -20,7 +20,7 @@ from sparse24.formats import hybrid_products
 from sparse24.formats.base import SparseArray, one_dense
 from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
-from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.products_24 import Products24
 from sparse24.formats.windows import Windows24
 
 OURS = (SparseArray, Windows24)  # what multiplies by itself
@@ -135,9 +135,9 @@ def matmul(
     if precision != "full":
         return _other_formats.in_tf32(a, b, out, call)
     a, b = one_dense(a, b) if call.fits_all_formats else (a, b)
-    if isinstance(a, Sparse24Array):
+    if isinstance(a, Products24):
         return a._multiply(b, out, call)
-    if isinstance(b, Sparse24Array):
+    if isinstance(b, Products24):
         return b._multiply_from_left(a, out, call)
     if isinstance(a, OURS) or isinstance(b, OURS):
         return _other_formats.multiply(a, b, out, call)

@@ -28,6 +28,7 @@ SPARSE_KERNELS = (
     "sparse_split", "split_mma", "sparse_fma",
 )  # fmt: skip
 DENSE_KERNEL = "dense"
+QUANTISED_KERNEL = "sparse_quantised"  # the only one for quantised matrices
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
 # Rows of A, whose metadata, 16 bytes a row, these kernels address in 32 bits.
@@ -160,6 +161,8 @@ def _first(found: list[Found], kernels: list[KernelTimes]) -> Found:
 def _pairs(problem: Problem, *, dense: bool) -> Iterator[tuple[str, Variant]]:
     """Every kernel with every form of the problem that it may take."""
     names: tuple[str, ...] = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
+    if problem.quantised:
+        names = (QUANTISED_KERNEL,)
     if problem.tensor_float:
         names = (TENSOR_FLOAT_KERNEL,)
     for variant in _staging.variants(problem):
@@ -233,13 +236,14 @@ def _automatic(problem: Problem, device: int, dense: bool) -> Candidate:
 def check_name(algorithm: str) -> None:
     """Refuse what no kernel is called; configurations are not looked at."""
     kernel = str(algorithm).partition("/")[0]
-    if kernel not in ("auto", *SPARSE_KERNELS, DENSE_KERNEL):
+    if kernel not in ("auto", *SPARSE_KERNELS, QUANTISED_KERNEL, DENSE_KERNEL):
         raise _unknown(algorithm)
 
 
 def _unknown(algorithm: str) -> ArgumentError:
+    known = (*SPARSE_KERNELS, QUANTISED_KERNEL, DENSE_KERNEL)
     return ArgumentError(
-        f"algorithm must be 'auto' or one of {', '.join((*SPARSE_KERNELS, DENSE_KERNEL))}, "
+        f"algorithm must be 'auto' or one of {', '.join(known)}, "
         f"optionally with '/config', got {algorithm!r}"
     )
 

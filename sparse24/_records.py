@@ -11,7 +11,8 @@ from typing import Any
 
 from sparse24._dtypes import DType
 
-MASKS, EXPERTS, MAKING = "masks", "experts", "making"  # keys of `Compressed24.derived`
+# Keys of `Compressed24.derived`
+MASKS, EXPERTS, MAKING, DEQUANTISED = "masks", "experts", "making", "dequantised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,11 @@ class Compressed24:
         Other layouts of the same elements, made by kernels that need them
         (``kernels/pieces.py``, and under `MASKS` ``kernels/cpu_expanded.py``); under `EXPERTS`
         the matrices of a batch that were multiplied one by one, by number; under `MAKING` what
-        `_settled` knows of the end of its making.
+        `_settled` knows of the end of its making; under `DEQUANTISED` records by type, on the CPU.
+    quantised : int
+        Bits of the integers of a quantised matrix, else 0.  Its `values`, which are its `packed`,
+        too, are then the bricks of ``kernels/bricks.py``, and `dtype` is the type that products
+        take it for.
     settled : bool
         Whether a kernel may read the arrays while the one before it still runs.
     """
@@ -48,6 +53,7 @@ class Compressed24:
     shape: tuple[int, ...]
     dtype: DType
     settled: bool = False
+    quantised: int = 0
     derived: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def viewed(
@@ -61,7 +67,10 @@ class Compressed24:
 
     def __reduce__(self):
         """Without `derived`, which the first products after unpickling make anew."""
-        return Compressed24, (self.values, self.metadata, self.packed, self.shape, self.dtype)
+        parts = self.values, self.metadata, self.packed, self.shape, self.dtype
+        return (
+            (Compressed24, parts) if not self.quantised else (_quantised, (*parts, self.quantised))
+        )
 
     @property
     def m(self) -> int:
@@ -70,6 +79,11 @@ class Compressed24:
     @property
     def k(self) -> int:
         return self.shape[-1]
+
+
+def _quantised(values, metadata, packed, shape, dtype, bits: int) -> Compressed24:
+    """A quantised record from its pickled fields."""
+    return Compressed24(values, metadata, packed, shape, dtype, quantised=bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,4 +237,5 @@ class Problem:
     activation: str = "identity"
     fast_accumulation: bool = True  # fp8 only: False promotes partial sums to float32
     tensor_float: bool = False  # float32 only: A is 1:2, and both operands round to TF32
+    quantised: int = 0  # bits of the integers of a quantised A, which `dtype` does not tell
     compute_capability: int = field(default=90)

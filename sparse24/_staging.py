@@ -29,7 +29,7 @@ STORES_ANY = ("sparse_wgmma",)
 # as the next columns of a larger array.
 STORES_NO_MORE = (
     "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny", "split_mma",
-    "sparse_fma", "dense",
+    "sparse_quantised", "sparse_fma", "dense",
 )  # fmt: skip
 # Kernels whose prediction depends on whether rows of b begin on lines of memory.
 ASKS_FOR_LINES = ("sparse_wgmma",)
@@ -65,7 +65,7 @@ def variants(problem: Problem) -> list[Variant]:
         exact = [variant._replace(kernels=STORES_NO_MORE) for variant in able]
         return exact + [variant._replace(stage_out=True) for variant in able]
     p, found = problem, [Variant(problem)]
-    narrow = _dtypes.TABLE[p.dtype].itemsize < _b_itemsize(p)  # A, which is widened
+    narrow = p.quantised or _dtypes.TABLE[p.dtype].itemsize < _b_itemsize(p)  # A is widened
     by_rows = p.b_order == "row" and (p.tensor_float or narrow or _b_itemsize(p) == 1)
     stage_b = not (p.aligned or p.b_aligned) or p.b_order == "strided" or by_rows
     fits = (p.aligned or p.out_aligned) and p.out_order != "strided"

@@ -17,7 +17,7 @@ from sparse24._errors import (
     ShapeError,
     UnsupportedError,
 )
-from sparse24._records import EXPERTS, MASKS, Compressed24
+from sparse24._records import DEQUANTISED, EXPERTS, MASKS, Compressed24
 
 MOST_OF_AN_AXIS = (1 << 31) - 256  # of a matrix on a GPU: kernels count in 32 bits, up to a tile
 
@@ -57,6 +57,9 @@ def with_packed(record: Compressed24) -> Compressed24:
 
 def arrays(record: Compressed24) -> tuple[Any, ...]:
     """All arrays that a record holds, in other layouts too; None for what is not there."""
+    if record.quantised:
+        kept = record.derived.get(DEQUANTISED, {}).values()
+        return (record.values, *(x for whole in list(kept) for x in arrays(whole)))
     own = (record.values, record.metadata, record.packed, *_derived(record))
     experts = record.derived.get(EXPERTS, {}).values()  # views, but for what is derived from them
     return (*own, *(x for part in list(experts) for x in _derived(part)))

@@ -1,6 +1,6 @@
-"""Products of 8-bit elements with 16-bit ones: as they are stored, or converted before.
+"""Products of 8-bit or quantised elements with 16-bit ones: as they are stored, or converted before.
 
-Both give the same values, as 16-bit types hold all of 8 bits.  A kernel that widens elements as it
+Of 8 bits both give the same values, as 16-bit types hold all of them.  A kernel that widens elements as it
 reads them moves half as many bytes, but multiplies more slowly than others: with many columns it
 pays to convert the matrix for each product, and where no kernel widens, there is no other way.
 """
@@ -12,7 +12,7 @@ import functools
 
 from sparse24 import _chip_facts, _dtypes, _planner, _tuning_cache
 from sparse24._kernel_times import kernel_module
-from sparse24._records import Problem
+from sparse24._records import Operand24, Problem
 
 KERNEL = "sparse_decode"  # the one that widens for the tensor cores
 
@@ -54,7 +54,26 @@ def _pays(narrow: Problem, wide: Problem, device: int, generation: int) -> bool:
     if direct.refusal is not None:
         return False
     elements = wide.m * wide.k // 2 * (wide.batch if wide.a_batched else 1)
-    moved = elements * sum(_dtypes.TABLE[p.dtype].itemsize for p in (narrow, wide))
+    moved = elements * sum(_bytes_of_element(p) for p in (narrow, wide))
     conversion = CONVERSION_LAUNCH + moved / (CONVERSION_EFFICIENCY * facts["bandwidth"])
     converted = _planner.fastest_able(wide, facts, dense=False, scale=scale)
     return direct.seconds <= conversion + converted.seconds
+
+
+def _bytes_of_element(problem: Problem) -> float:
+    return problem.quantised / 8 or _dtypes.TABLE[problem.dtype].itemsize
+
+
+def of_quantised(problem: Problem, a: Operand24, device: int, algorithm: str) -> Problem:
+    """As `as_multiplied`, for an operand of integers times factors.
+
+    Dequantised elements are rounded to the type of the product, which those of the kernel are not.
+    """
+    kernel = algorithm.partition("/")[0]
+    exact = a.rows is not None and problem.dtype == problem.b_dtype in _dtypes.OF_16_BITS
+    if kernel not in ("auto", _planner.QUANTISED_KERNEL) or not exact:
+        return problem
+    direct = dataclasses.replace(problem, quantised=a.stored.quantised)
+    if kernel != "auto" or _pays(direct, problem, device, _tuning_cache.generation()):
+        return direct
+    return problem

@@ -1,0 +1,296 @@
+"""`Quantised24Array`: a 2:4 matrix of integers of 4 or 8 bits times factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from sparse24 import _arrays, _devices, _dtypes, _quantised, _settled, _spec, _storage
+from sparse24._errors import ArgumentError, ShapeError
+from sparse24._quantised import GROUP, Parts
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats.base import made_by
+from sparse24.formats.indexing import Indexing
+from sparse24.formats.joining import Joining
+from sparse24.formats.products_24 import Products24
+from sparse24.formats.transposes import KeptTranspose
+from sparse24.formats.two_four import Sparse24Array
+
+_FOURS = GROUP // _spec.GROUP  # groups of four that share a scale
+
+
+class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
+    """A quantised 2:4 matrix on the CPU or a GPU.  Immutable.
+
+    Made by `sparse24.quantise` or `sparse24.convert.from_quantised`; not by its constructor.  An
+    element is an integer times a scale, which the elements of 128 columns of a row share.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Logical shape (m, k).
+    dtype : numpy.dtype
+        The type that products take the elements for, and to which `toarray` rounds them.
+    bits : int
+        Of an integer: 4 or 8.
+    pattern : tuple of int
+        ``(2, 4)``.
+    axis : int
+        The axis that the groups run along: -1, or -2 for the transpose.
+
+    Notes
+    -----
+    With few tokens of the same type, float16 or bfloat16, ``A @ b`` and ``x @ A.T`` multiply the
+    integers on the tensor cores of Hopper: the sums of 128 columns are multiplied by the scales in
+    float32, so that elements are not rounded.  Products with more tokens, of other types and on
+    other GPUs dequantise the matrix at each call.  On the CPU the first product does so, and keeps
+    what it made.
+
+    In memory a dense element of 4 bits takes 3.25 bits with its codes and scales, one of 8 bits
+    5.25, in blocks of 16 rows by 128 columns.
+
+    ``A[rows]``, ``A[:, i:j]`` for multiples of 128 columns, and joined arrays stay quantised.
+    Arithmetic, functions of elements and other columns give a `Sparse24Array`.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.random((64, 256), dtype="float16", rng=0)
+    >>> Q = s24.quantise(A)
+    >>> Q
+    <Quantised24Array: 4 bits for float16, shape (64, 256), axis -1, on cpu, 6656 bytes (dense: \
+32768)>
+    >>> Q.integers.shape, Q.scales.shape
+    ((64, 128), (64, 2))
+    >>> x = np.ones((3, 256), np.float16)
+    >>> (x @ Q.T).shape, (x @ Q.T).dtype
+    ((3, 64), dtype('float16'))
+    """
+
+    __slots__ = ("_operand", "_plans", "_transpose")
+
+    def __init__(self, operand: Operand24):
+        if type(operand) is not Operand24:
+            raise made_by(self, operand, "sparse24.quantise(A)")
+        object.__setattr__(self, "_operand", operand)
+        object.__setattr__(self, "_plans", {})  # prepared launches, by signature of b
+        object.__setattr__(self, "_transpose", None)  # the transposed view, made at first use
+        _settled.note_capture(operand)
+
+    @classmethod
+    def _of(cls, record: Compressed24) -> Self:
+        return cls(Operand24(record, None, None, record.shape, record.dtype))
+
+    # --- what it is ---------------------------------------------------------------------
+
+    @property
+    def _dtype(self) -> _dtypes.DType:  # type: ignore[override]
+        return self._operand.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._operand.shape
+
+    @property
+    def bits(self) -> int:
+        return self._operand.stored.quantised
+
+    @property
+    def pattern(self) -> tuple[int, int]:
+        return (2, 4)
+
+    @property
+    def axis(self) -> int:
+        return -1 if self._operand.rows is not None else -2
+
+    @property
+    def device(self) -> str:
+        return _arrays.device_of(self._operand.stored.values)
+
+    @property
+    @_devices.on_own_device
+    def nnz(self) -> int:
+        """Number of integers that are not zero (waits for the device)."""
+        return int((self._parts().integers != 0).sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays held, on the CPU those of a dequantised matrix, too."""
+        return sum(x.nbytes for x in _storage.arrays(self._operand.stored) if x is not None)
+
+    @property
+    @_devices.on_own_device
+    def integers(self):
+        """Stored elements before they are multiplied by scales, int8 (m, 2 * ceil(k / 4)); a copy.
+
+        Of the transposed matrix if `axis` is -2, as `scales` and `metadata`.
+        """
+        return self._parts().integers
+
+    @property
+    @_devices.on_own_device
+    def scales(self):
+        """The scales, float32 (m, ceil(k / 128)); a copy."""
+        return self._parts().factors
+
+    @property
+    @_devices.on_own_device
+    def metadata(self):
+        """Canonical codes, uint8 (m, ceil(k / 8)), two per byte: see :ref:`layout`; a copy."""
+        return self._parts().metadata
+
+    def _parts(self) -> Parts:
+        return _quantised.parts_of(self._operand.stored)
+
+    @property
+    def mT(self) -> Self:
+        """The array with its axes exchanged; nothing is copied."""
+        return self._kept_transpose(lambda: type(self)(self._operand.transposed()))
+
+    def __repr__(self) -> str:
+        dense = self.size * self._dtype.itemsize
+        return (
+            f"<Quantised24Array: {self.bits} bits for {self._dtype.name}, shape {self.shape}, "
+            f"axis {self.axis}, on {self.device}, {self.nbytes} bytes (dense: {dense})>"
+        )
+
+    # --- conversions --------------------------------------------------------------------
+
+    @_devices.on_own_device
+    def dequantise(self, dtype=None) -> Sparse24Array:
+        """The array with elements, integers times scales, each rounded once.
+
+        Parameters
+        ----------
+        dtype : str or dtype, optional
+            By default that of the array.
+
+        Returns
+        -------
+        Sparse24Array
+            On the same device, for which this does not wait.
+
+        Raises
+        ------
+        DTypeError
+            If sparse24 does not store the type.
+
+        Examples
+        --------
+        >>> import numpy as np, sparse24 as s24
+        >>> A = s24.compress(np.array([[0, 7, 0, -8], [14, 0, 2, 0]], np.float32))
+        >>> Q = s24.quantise(A)
+        >>> Q.scales, Q.integers, Q.dequantise().toarray()
+        (array([[ 1.  ],
+               [-1.75]], dtype=float32), array([[ 7, -8],
+               [-8, -1]], dtype=int8), array([[ 0.  ,  7.  ,  0.  , -8.  ],
+               [14.  ,  0.  ,  1.75,  0.  ]], dtype=float32))
+        """
+        wanted = self._dtype if dtype is None else _dtypes.lookup(dtype)
+        return Sparse24Array(_quantised.as_converted(self._operand, wanted))
+
+    def toarray(self, out=None):
+        """Return the dense array (m, k), on the same device.
+
+        Parameters
+        ----------
+        out : array, optional
+            Where to write it; shape and dtype of the result.  Also a tensor of torch.
+
+        Returns
+        -------
+        array, shape (m, k)
+            `out`, if that is given.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            If `out` does not fit or is read-only.
+        """
+        return self.dequantise().toarray(out)
+
+    def tocsr(self, dtype=None):
+        """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
+
+        As `Sparse24Array.tocsr`, of `dequantise`.
+        """
+        return self.dequantise().tocsr(dtype)
+
+    def _astype(self, dtype: _dtypes.DType) -> Sparse24Array:
+        return self.dequantise(dtype)
+
+    def _elementwise(self, ufunc, factor, result) -> Any:
+        return self.dequantise()._elementwise(ufunc, factor, result)
+
+    def _elements(self):
+        return self.dequantise()._elements()
+
+    @_devices.on_own_device
+    def copy(self) -> Self:
+        """A deep copy."""
+        return self._moved(lambda x: x.copy())
+
+    def _moved(self, mover) -> Self:
+        old = self._operand.stored
+        bricks = mover(old.values)
+        if _arrays.is_cupy(bricks):
+            _storage.refuse_long(old.shape)
+        return self._oriented(_quantised.with_bricks(bricks, old.shape, old.quantised, old.dtype))
+
+    def _fields(self):
+        return (self._operand,)
+
+    # --- parts --------------------------------------------------------------------------
+
+    def _oriented(self, record: Compressed24) -> Self:
+        array = self._of(record)
+        return array if self.axis == -1 else array.mT
+
+    def _made_of(self, parts: Parts, shape: tuple[int, int]) -> Self:
+        return self._of(_quantised.record_of(parts, shape, self.bits, self._dtype))
+
+    def _matrices(self, key) -> Any:
+        raise AssertionError("a quantised array has no batch axes")
+
+    @_devices.on_own_device
+    def _stored_rows(self, rows) -> Self:
+        parts = Parts(*(x[rows] for x in self._parts()))
+        return self._made_of(parts, (len(parts.integers), self.shape[-1]))
+
+    @_devices.on_own_device
+    def _stored_groups(self, start: int, stop: int) -> Any:
+        k = self.shape[-1]
+        end = min(stop * _spec.GROUP, k)
+        if start % _FOURS or (stop % _FOURS and end < k):
+            return self.dequantise()._stored_groups(start, stop)
+        parts, (first, width) = self._parts(), (start * _spec.GROUP, end - start * _spec.GROUP)
+        each = Parts(_spec.values_per_row(1), 1, 1)
+        cut = Parts(
+            parts.integers[:, start * _spec.KEPT : stop * _spec.KEPT],
+            parts.metadata[:, first // 8 : first // 8 + _spec.metadata_bytes_per_row(width)],
+            parts.factors[:, first // GROUP : first // GROUP + -(-width // GROUP)],
+        )
+        return self._made_of(cut, (self.shape[0], width))
+
+    @_devices.on_own_device
+    def _joined(self, arrays: Sequence[Self], axis: int, *, new: bool) -> Self:
+        if new:
+            raise ArgumentError("quantised arrays are matrices, which numpy.stack does not join")
+        if len({array.bits for array in arrays}) > 1:
+            raise ArgumentError("arrays with integers of 4 and of 8 bits cannot be joined")
+        if axis == -1 and any(array.shape[-1] % GROUP for array in arrays[:-1]):
+            raise ShapeError(
+                f"along the groups arrays are joined whose columns are multiples of {GROUP}, as "
+                f"so many share a scale, got shapes {[array.shape for array in arrays]}"
+            )
+        xp = _arrays.namespace(arrays[0]._operand.stored.values)
+        each = [array._parts() for array in arrays]
+        parts = Parts(*(xp.concatenate(part, axis=axis) for part in zip(*each)))
+        shape = [arrays[0].shape[0], arrays[0].shape[1]]
+        shape[axis] = sum(array.shape[axis] for array in arrays)
+        return self._made_of(parts, tuple(shape))
+
+
+def of_parts(parts: Parts, shape: tuple[int, int], bits: int, dtype: _dtypes.DType):
+    """The array of checked parts."""
+    return Quantised24Array._of(_quantised.record_of(parts, shape, bits, dtype))

@@ -1,0 +1,166 @@
+"""Tiles of ``sparse_quantised``, and how long each will take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from sparse24._dtypes import TABLE
+from sparse24._records import Problem
+from sparse24.kernels import bricks, sparse_tile
+from sparse24.kernels.sparse_tile import TileConfig
+
+Tile = tuple[int, int, int, tuple[int, int, int], int]
+LEAST_STAGES = 2
+AHEAD = 4  # stages of a settled A that are asked for before b may be read, at most
+BARRIERS = 16  # bytes of the two barriers of a stage
+BESIDE = 1 << 10  # bytes of shared memory that each block takes beside its own
+PERIOD = 1 << 10  # of the swizzle of b, on which stages begin
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One specialisation, and how many of its blocks a multiprocessor has room for.
+
+    Attributes
+    ----------
+    m, n, k : int
+        Tile of a block, and the K extent of a stage.
+    warps : tuple of int
+        Warps along M, n and K.
+    stages : int
+        Of the ring.
+    blocks : int
+        Of a multiprocessor.
+    by_rows : bool
+        Whether rows of b are contiguous, not columns.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: tuple[int, int, int]
+    stages: int
+    blocks: int
+    by_rows: bool = False
+
+    @property
+    def name(self) -> str:
+        warps = "x".join(map(str, self.warps))
+        by = "r" * self.by_rows
+        return f"{self.m}x{self.n}x{self.k}_w{warps}_s{self.stages}_b{self.blocks}{by}"
+
+    @property
+    def tile(self) -> TileConfig:
+        """The tile as `sparse_tile` describes tiles."""
+        return TileConfig(self.m, self.n, self.k, self.warps, self.stages, blocks=self.blocks)
+
+    @property
+    def threads(self) -> int:
+        return self.tile.threads + 32
+
+    def stage_bytes(self, problem: Problem) -> int:
+        """Shared memory of a stage: bricks, and b."""
+        of_a = self.m // bricks.ROWS * self.k // bricks.COLUMNS * bricks.size(problem.quantised)
+        of_b = self.n * self.k * TABLE[problem.b_dtype].itemsize
+        return -(-of_a // PERIOD) * PERIOD + of_b
+
+    def sums_at(self, problem: Problem) -> int:
+        """Where sums lie in shared memory: behind the stages."""
+        return self.stages * self.stage_bytes(problem)
+
+    def shared_memory(self, problem: Problem) -> int:
+        """Bytes of stages, sums and barriers."""
+        sums = self.warps[2] * self.m * (self.n + 8) * 4
+        return self.sums_at(problem) + sums + BARRIERS * self.stages
+
+
+# m, n, k, warps and blocks of each: the best of sweeps on an H200 for four weights
+# (docs/benchmarks/log_few_tokens.rst, "4-bit weights").
+TILES: tuple[Tile, ...] = (
+    (32, 8, 512, (1, 1, 4), 2),
+    (32, 8, 1024, (2, 1, 4), 1),
+    (64, 8, 512, (1, 1, 4), 2),
+    (16, 16, 512, (1, 1, 4), 2),
+    (32, 16, 1024, (1, 1, 4), 1),
+    (32, 16, 1024, (1, 1, 4), 2),
+    (64, 16, 512, (1, 1, 4), 2),
+    (32, 32, 512, (1, 1, 4), 1),
+    (32, 32, 512, (1, 1, 4), 2),
+    (64, 32, 512, (2, 1, 2), 2),
+    (32, 64, 512, (1, 2, 4), 1),
+    (64, 64, 512, (2, 1, 2), 1),
+    (128, 64, 512, (4, 1, 1), 1),
+)
+
+# Constants of `predict`, fitted to the timings of those sweeps, to 10 % root mean square.
+_LAUNCH = 2.27e-6  # seconds
+_TILE = 0.3e-6  # seconds until a block that has multiplied a tile has stored it
+_LATENCY = 0.38e-6  # seconds, shared by the stages of a multiprocessor's rings
+_STEP = 1.9e-8  # seconds until a warp has multiplied 16 rows by 32 columns of K
+_PRODUCT = 4.4e-13  # seconds of a multiprocessor for each element of a stage and column of b
+
+
+def fitting(problem: Problem) -> list[Config]:
+    """Tiles with the least columns that hold those of b, else those with the most."""
+    columns = sorted({tile[1] for tile in TILES})
+    holding = [wide for wide in columns if wide >= problem.n][:1]
+    for taken in holding + [wide for wide in reversed(columns) if wide < problem.n]:
+        found = [placed(tile, problem) for tile in TILES if tile[1] == taken]
+        if able := [config for config in found if config.stages >= LEAST_STAGES]:
+            return able
+    return []
+
+
+def configs(problem: Problem) -> list[Config]:
+    """Candidates, best guess first."""
+    chip = {"sms": 132, "bandwidth": 4.2e12}
+    return sorted(fitting(problem), key=lambda config: predict(problem, config, chip))
+
+
+def placed(tile: Tile, problem: Problem) -> Config:
+    """A tile with as many stages as its blocks have room for."""
+    m, n, k, warps, blocks = tile
+    config = Config(m, n, k, warps, 0, blocks, problem.b_order == "row")
+    room = (sparse_tile.SHARED_MEMORY.get(problem.compute_capability, 99) << 10) + BESIDE
+    left = room // blocks - BESIDE - config.shared_memory(problem)
+    return replace(config, stages=left // (config.stage_bytes(problem) + BARRIERS))
+
+
+def tiles(problem: Problem, config: Config) -> int:
+    """Tiles of the result."""
+    return -(-problem.m // config.m) * -(-problem.n // config.n) * problem.batch
+
+
+def stages_ahead(problem: Problem, config: Config) -> int:
+    """Stages of a settled A that are read before b; fewer than a tile has, if it has several."""
+    return max(1, min(AHEAD, -(-problem.k // config.k) - 1))
+
+
+def predict(problem: Problem, config: Config, chip: dict) -> float:
+    """Seconds: a launch, and times of memory and of a block, neither of which hides the other."""
+    sms = int(chip["sms"])
+    number = tiles(problem, config)
+    blocks = min(number, sms * config.blocks)
+    rounds, stages = -(-number // blocks), -(-problem.k // config.k)
+    memory = bytes_moved(problem) / chip["bandwidth"]
+    block = rounds * (stages * _stage(config, beside=-(-blocks // sms)) + _TILE)
+    return _LAUNCH + math.hypot(memory, block)
+
+
+def _stage(config: Config, beside: int) -> float:
+    """Seconds of a stage, of so many blocks beside one another."""
+    rows, _, parts = config.warps
+    steps = config.m // 16 / rows * (config.k // 32 / parts)  # of a warp
+    products = config.m * config.k * config.n * beside
+    latency = _LATENCY / (config.stages * config.blocks)
+    return latency + steps * _STEP + products * _PRODUCT
+
+
+def bytes_moved(problem: Problem) -> int:
+    """Bytes that a product must move at least once."""
+    of_a = math.prod(bricks.counts(problem.m, problem.k)) * bricks.size(problem.quantised)
+    item = TABLE[problem.b_dtype].itemsize
+    of_b = (problem.batch if problem.b_batched else 1) * problem.k * problem.n * item
+    out = problem.batch * problem.m * problem.n * TABLE[problem.out_dtype].itemsize
+    return of_a + of_b + out

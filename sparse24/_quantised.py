@@ -1,0 +1,89 @@
+"""Records of quantised 2:4 matrices: made of their parts, taken apart, and dequantised."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sparse24 import _arrays, _dtypes, _storage
+from sparse24._dtypes import DType
+from sparse24._records import DEQUANTISED, Compressed24, Operand24
+from sparse24.kernels import bricks
+
+GROUP = bricks.COLUMNS  # columns that share a factor
+
+
+class Parts(NamedTuple):
+    """What a quantised matrix (m, k) is made of.
+
+    Attributes
+    ----------
+    integers : array of int8, shape (m, values_per_row(k))
+    metadata : array of uint8, shape (m, metadata_bytes_per_row(k))
+        Canonical codes.
+    factors : array of float32, shape (m, ceil(k / 128))
+    """
+
+    integers: Any
+    metadata: Any
+    factors: Any
+
+
+def record_of(parts: Parts, shape: tuple[int, int], bits: int, dtype: DType) -> Compressed24:
+    """The record of a matrix of these parts."""
+    whole = Compressed24(parts.integers, parts.metadata, None, shape, _dtypes.TABLE["float16"])
+    codes = _storage.packed(whole)  # in the order for elements of 16 bits
+    packed = bricks.pack(bricks.Parts(parts.integers, codes, parts.factors), bits)
+    return with_bricks(packed, shape, bits, dtype)
+
+
+def with_bricks(packed: Any, shape: tuple[int, int], bits: int, dtype: DType) -> Compressed24:
+    return Compressed24(packed, None, packed, shape, dtype, quantised=bits)
+
+
+def parts_of(record: Compressed24) -> Parts:
+    """The parts of a quantised record."""
+    m, k = record.shape
+    found = bricks.unpack(record.values, m, k, record.quantised)
+    whole = Compressed24(found.integers, None, found.codes, (m, k), _dtypes.TABLE["float16"])
+    return Parts(found.integers, _storage.canonical(whole), found.factors)
+
+
+def dequantised(record: Compressed24, dtype: DType) -> Compressed24:
+    """The record with elements, integers times factors, that are rounded once to `dtype`."""
+    if _arrays.is_cupy(record.values) and dtype.name in _dtypes.OF_16_BITS:
+        from sparse24.kernels import dequantise
+
+        return dequantise.launch(record, dtype)
+    parts = parts_of(record)
+    xp = _arrays.namespace(parts.integers)
+    stored = parts.integers.shape[1]
+    # Up to 8 and 24 bits: exact in float64, and in float32 rounded as in 16 bits on a GPU.
+    wide = _dtypes.TABLE["float64" if dtype.name == "float64" else "float32"]
+    factors = xp.repeat(parts.factors.astype(wide.logical), bricks.STORED, axis=1)[:, :stored]
+    values = _storage.in_rows(parts.integers * factors)
+    whole = Compressed24(values, parts.metadata, None, record.shape, wide)
+    return _storage.native(whole if dtype is wide else _storage.cast(whole, dtype))
+
+
+def as_converted(a: Operand24, dtype: DType, *, keep: bool = False) -> Operand24:
+    """The operand of a quantised matrix with elements of type `dtype`; kept with it if `keep`."""
+
+    def convert(record: Compressed24 | None) -> Compressed24 | None:
+        if record is None:
+            return None
+        known = record.derived.setdefault(DEQUANTISED, {}) if keep else {}
+        if dtype.name not in known:
+            known[dtype.name] = dequantised(record, dtype)
+        return known[dtype.name]
+
+    return Operand24(convert(a.rows), convert(a.columns), None, a.shape, dtype)
+
+
+class Dequantising(NamedTuple):
+    """A product of a `Compressed24` that takes a quantised one."""
+
+    product: Any
+    dtype: DType
+
+    def __call__(self, record: Compressed24, b, out, epilogue) -> None:
+        self.product(dequantised(record, self.dtype), b, out, epilogue)
