@@ -264,7 +264,6 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
         if start % _FOURS or (stop % _FOURS and end < k):
             return self.dequantise()._stored_groups(start, stop)
         parts, (first, width) = self._parts(), (start * _spec.GROUP, end - start * _spec.GROUP)
-        each = Parts(_spec.values_per_row(1), 1, 1)
         cut = Parts(
             parts.integers[:, start * _spec.KEPT : stop * _spec.KEPT],
             parts.metadata[:, first // 8 : first // 8 + _spec.metadata_bytes_per_row(width)],

@@ -1,4 +1,4 @@
-"""Reference in NumPy for quantised 2:4 matrices: integers of few bits, and a factor for 128 columns."""
+"""Reference in NumPy for quantised 2:4 matrices: integers of few bits times factors."""
 
 from __future__ import annotations
 

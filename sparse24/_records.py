@@ -68,9 +68,7 @@ class Compressed24:
     def __reduce__(self):
         """Without `derived`, which the first products after unpickling make anew."""
         parts = self.values, self.metadata, self.packed, self.shape, self.dtype
-        return (
-            (Compressed24, parts) if not self.quantised else (_quantised, (*parts, self.quantised))
-        )
+        return Compressed24, (*parts, False, self.quantised)
 
     @property
     def m(self) -> int:
@@ -79,11 +77,6 @@ class Compressed24:
     @property
     def k(self) -> int:
         return self.shape[-1]
-
-
-def _quantised(values, metadata, packed, shape, dtype, bits: int) -> Compressed24:
-    """A quantised record from its pickled fields."""
-    return Compressed24(values, metadata, packed, shape, dtype, quantised=bits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Products of 8-bit or quantised elements with 16-bit ones: as they are stored, or converted before.
+"""Products of narrow elements with 16-bit ones: of those that are stored, or converted before.
 
-Of 8 bits both give the same values, as 16-bit types hold all of them.  A kernel that widens elements as it
-reads them moves half as many bytes, but multiplies more slowly than others: with many columns it
-pays to convert the matrix for each product, and where no kernel widens, there is no other way.
+Of 8 bits both give the same values, as 16-bit types hold all of them.  A kernel that widens
+elements as it reads them moves half as many bytes, or a quarter, but multiplies more slowly than
+others: with many columns it pays to convert the matrix for each product, and where no kernel
+widens, there is no other way.
 """
 
 from __future__ import annotations
