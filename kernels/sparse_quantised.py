@@ -100,8 +100,8 @@ class _Launcher(Launcher):
 
 
 def _compile_checks():
-    """Every tile with bfloat16 and 4 bits, and one for each number of columns with the others."""
-    one_of_each = {tile[1]: tile for tile in plan.TILES}.values()
+    """Every tile with bfloat16 and 4 bits, and one of each kind and width with the others."""
+    one_of_each = {(tile.n, tile.wgmma): tile for tile in plan.TILES}.values()
     for bits in bricks.BITS:
         for dtype in OF_16_BITS:
             for tile in plan.TILES if (bits, dtype) == (4, "bfloat16") else one_of_each:
@@ -109,11 +109,13 @@ def _compile_checks():
 
 
 def _checks_of(tile: plan.Tile, bits: int, dtype: str):
-    p = Problem(4096, tile[1], 4096, 1, dtype, dtype, dtype, "column", "column", quantised=bits)
-    yield defines(p, plan.placed(tile, p), PLAIN), "sm_90a", "HMMA.SP"
-    rows = replace(p, b_order="row")
-    if _rows_fit(rows):
-        yield defines(rows, plan.placed(tile, rows), PLAIN), "sm_90a", "HMMA.SP"
+    p = Problem(4096, tile.n, 4096, 1, dtype, dtype, dtype, "column", "column", quantised=bits)
+    for order in ("column", "row"):
+        ordered = replace(p, b_order=order)
+        config = plan.placed(tile, ordered)
+        if config.stages >= plan.LEAST_STAGES and (order == "column" or _rows_fit(ordered)):
+            instruction = "HGMMA.SP" if tile.wgmma else "HMMA.SP"
+            yield defines(ordered, config, PLAIN), "sm_90a", instruction
 
 
 COMPILE_CHECKS = tuple(_compile_checks())

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sparse24._dtypes import TABLE
 from sparse24._records import Problem
 from sparse24.kernels import bricks, sparse_tile
 from sparse24.kernels.sparse_tile import TileConfig
 
-Tile = tuple[int, int, int, tuple[int, int, int], int]
 LEAST_STAGES = 2
 AHEAD = 4  # stages of a settled A that are asked for before b may be read, at most
 BARRIERS = 16  # bytes of the two barriers of a stage
 BESIDE = 1 << 10  # bytes of shared memory that each block takes beside its own
 PERIOD = 1 << 10  # of the swizzle of b, on which stages begin
+
+
+class Tile(NamedTuple):
+    """What `Config` has of its own: all but what follows from the problem."""
+
+    m: int
+    n: int
+    k: int
+    warps: tuple[int, int, int]
+    blocks: int
+    wgmma: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,8 @@ class Config:
         Of a multiprocessor.
     by_rows : bool
         Whether rows of b are contiguous, not columns.
+    wgmma : bool
+        Whether warpgroups multiply, four warps along M to 64 rows.
     """
 
     m: int
@@ -43,17 +56,20 @@ class Config:
     stages: int
     blocks: int
     by_rows: bool = False
+    wgmma: bool = False
 
     @property
     def name(self) -> str:
         warps = "x".join(map(str, self.warps))
-        by = "r" * self.by_rows
-        return f"{self.m}x{self.n}x{self.k}_w{warps}_s{self.stages}_b{self.blocks}{by}"
+        by, kind = "r" * self.by_rows, "g" if self.wgmma else "w"
+        return f"{self.m}x{self.n}x{self.k}_{kind}{warps}_s{self.stages}_b{self.blocks}{by}"
 
     @property
     def tile(self) -> TileConfig:
         """The tile as `sparse_tile` describes tiles."""
-        return TileConfig(self.m, self.n, self.k, self.warps, self.stages, blocks=self.blocks)
+        return TileConfig(
+            self.m, self.n, self.k, self.warps, self.stages, blocks=self.blocks, wgmma=self.wgmma
+        )
 
     @property
     def threads(self) -> int:
@@ -75,40 +91,44 @@ class Config:
         return self.sums_at(problem) + sums + BARRIERS * self.stages
 
 
-# m, n, k, warps and blocks of each: the best of sweeps on an H200 for four weights
-# (docs/benchmarks/log_few_tokens.rst, "4-bit weights").
+# The best of sweeps on an H200 (docs/benchmarks/log_few_tokens.rst, "4-bit weights").
 TILES: tuple[Tile, ...] = (
-    (32, 8, 512, (1, 1, 4), 2),
-    (32, 8, 1024, (2, 1, 4), 1),
-    (64, 8, 512, (1, 1, 4), 2),
-    (16, 16, 512, (1, 1, 4), 2),
-    (32, 16, 1024, (1, 1, 4), 1),
-    (32, 16, 1024, (1, 1, 4), 2),
-    (64, 16, 512, (1, 1, 4), 2),
-    (32, 32, 512, (1, 1, 4), 1),
-    (32, 32, 512, (1, 1, 4), 2),
-    (64, 32, 512, (2, 1, 2), 2),
-    (32, 64, 512, (1, 2, 4), 1),
-    (64, 64, 512, (2, 1, 2), 1),
-    (128, 64, 512, (4, 1, 1), 1),
+    Tile(32, 8, 512, (1, 1, 4), 2),
+    Tile(32, 8, 1024, (2, 1, 4), 1),
+    Tile(64, 8, 512, (1, 1, 4), 2),
+    Tile(16, 16, 512, (1, 1, 4), 2),
+    Tile(32, 16, 1024, (1, 1, 4), 1),
+    Tile(32, 16, 1024, (1, 1, 4), 2),
+    Tile(64, 16, 512, (1, 1, 4), 2),
+    Tile(32, 32, 1024, (1, 1, 4), 1),
+    Tile(64, 32, 512, (4, 1, 4), 1, wgmma=True),
+    Tile(64, 32, 512, (4, 1, 2), 2, wgmma=True),
+    Tile(32, 64, 512, (1, 2, 4), 1),
+    Tile(64, 64, 512, (4, 1, 2), 1, wgmma=True),
+    Tile(128, 64, 512, (8, 1, 1), 1, wgmma=True),
+    Tile(64, 128, 256, (4, 1, 2), 1, wgmma=True),
+    Tile(128, 128, 256, (8, 1, 1), 1, wgmma=True),
 )
 
 # Constants of `predict`, fitted to the timings of those sweeps, to 10 % root mean square.
-_LAUNCH = 2.27e-6  # seconds
+_LAUNCH = 2.43e-6  # seconds
 _TILE = 0.3e-6  # seconds until a block that has multiplied a tile has stored it
-_LATENCY = 0.38e-6  # seconds, shared by the stages of a multiprocessor's rings
-_STEP = 1.9e-8  # seconds until a warp has multiplied 16 rows by 32 columns of K
-_PRODUCT = 4.4e-13  # seconds of a multiprocessor for each element of a stage and column of b
+_LATENCY, _WGMMA_LATENCY = 0.5e-6, 0.61e-6  # seconds, shared by the stages of a multiprocessor
+_STEP = 1.8e-8  # seconds until a warp has multiplied 16 rows by 32 columns of K
+_ATOM = 1.9e-7  # seconds until a warpgroup has multiplied 64 rows by 128 columns of K
+# Seconds of a multiprocessor for each element of a stage and column of b.
+_PRODUCT, _WGMMA_PRODUCT = 3.4e-13, 1.6e-13
 
 
 def fitting(problem: Problem) -> list[Config]:
     """Tiles with the least columns that hold those of b, else those with the most."""
-    columns = sorted({tile[1] for tile in TILES})
+    able = [tile for tile in TILES if problem.compute_capability == 90 or not tile.wgmma]
+    columns = sorted({tile.n for tile in able})
     holding = [wide for wide in columns if wide >= problem.n][:1]
     for taken in holding + [wide for wide in reversed(columns) if wide < problem.n]:
-        found = [placed(tile, problem) for tile in TILES if tile[1] == taken]
-        if able := [config for config in found if config.stages >= LEAST_STAGES]:
-            return able
+        found = [placed(tile, problem) for tile in able if tile.n == taken]
+        if fitting := [config for config in found if config.stages >= LEAST_STAGES]:
+            return fitting
     return []
 
 
@@ -120,8 +140,8 @@ def configs(problem: Problem) -> list[Config]:
 
 def placed(tile: Tile, problem: Problem) -> Config:
     """A tile with as many stages as its blocks have room for."""
-    m, n, k, warps, blocks = tile
-    config = Config(m, n, k, warps, 0, blocks, problem.b_order == "row")
+    m, n, k, warps, blocks, wgmma = tile
+    config = Config(m, n, k, warps, 0, blocks, problem.b_order == "row", wgmma)
     room = (sparse_tile.SHARED_MEMORY.get(problem.compute_capability, 99) << 10) + BESIDE
     left = room // blocks - BESIDE - config.shared_memory(problem)
     return replace(config, stages=left // (config.stage_bytes(problem) + BARRIERS))
@@ -151,10 +171,12 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
 def _stage(config: Config, beside: int) -> float:
     """Seconds of a stage, of so many blocks beside one another."""
     rows, _, parts = config.warps
-    steps = config.m // 16 / rows * (config.k // 32 / parts)  # of a warp
-    products = config.m * config.k * config.n * beside
-    latency = _LATENCY / (config.stages * config.blocks)
-    return latency + steps * _STEP + products * _PRODUCT
+    elements, in_rings = config.m * config.k * config.n * beside, config.stages * config.blocks
+    if config.wgmma:
+        atoms = config.k / bricks.COLUMNS / parts  # of a warpgroup
+        return _WGMMA_LATENCY / in_rings + atoms * _ATOM + elements * _WGMMA_PRODUCT
+    steps = config.m // bricks.ROWS / rows * (config.k // 32 / parts)  # of a warp
+    return _LATENCY / in_rings + steps * _STEP + elements * _PRODUCT
 
 
 def bytes_moved(problem: Problem) -> int:

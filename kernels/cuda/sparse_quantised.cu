@@ -16,7 +16,7 @@
 //
 // Shared memory: STAGES stages of bricks and b, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
 //
-// Macros: those of sparse_tile and tile_store, with B_ASYNC 1 and WGMMA 0; BITS, of an integer; SUMS_AT, where the sums
+// Macros: those of sparse_tile and tile_store, with B_ASYNC 1, and B_COLUMN 1 if WGMMA is; BITS, of an integer; SUMS_AT, where the sums
 // lie; BLOCKS, how many blocks a multiprocessor shall have room for; SPLIT is not used.
 //
 // Reference: reference_quantised.matmul.  Launcher: kernels/sparse_quantised.py.
@@ -24,6 +24,9 @@
 #include "programmatic.cuh"
 #include "tile_store.cuh"
 #include "bricks.cuh"
+#if WGMMA
+#include "wgmma_registers.cuh"
+#endif
 namespace hopper {  // as both name a function shared_address
 #include "hopper_pipeline.cuh"
 }
@@ -140,7 +143,33 @@ inline void load_dense(unsigned (&b)[kTilesN][4], unsigned stage, int step, cons
 #endif
 }
 
+#if WGMMA
+// The warps of a warpgroup have 16 rows each.
 inline void multiply_atom(Sums& products, unsigned stage, int atom, const Lane& w) {
+    unsigned words[1][kAtomSteps], a[kAtomSteps][4];
+    Elements elements;
+    load_brick_words(words, stage, atom, w);
+    elements.load(brick_of(stage, w.row0, atom), w);
+#pragma unroll
+    for (int i = 0; i < kAtomSteps; ++i) elements.fragment(a[i], i);
+    auto& d = reinterpret_cast<float(&)[TILE_N / 2]>(products);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kAtomSteps; ++i) {
+        const unsigned b = stage + kBAt + span<TILE_N, kBChunks>(4 * (atom * kAtomSteps + i));
+        if (i == 0) wgmma_sp_registers<0>(d, a[i], kBDescriptor | start(b), words[0][i]);
+        else wgmma_sp_registers<1>(d, a[i], kBDescriptor | start(b), words[0][i]);
+    }
+    wgmma_commit();
+    wgmma_wait();
+    settle(d, a, words[0]);
+}
+#else
+inline void multiply_atom(Sums& products, unsigned stage, int atom, const Lane& w) {
+#pragma unroll
+    for (auto& tile : products)
+#pragma unroll
+        for (auto& sums : tile) sums[0] = sums[1] = sums[2] = sums[3] = 0;
     unsigned words[kTilesM][kAtomSteps];
     Elements elements[kTilesM];
     load_brick_words(words, stage, atom, w);
@@ -162,6 +191,7 @@ inline void multiply_atom(Sums& products, unsigned stage, int atom, const Lane& 
         }
     }
 }
+#endif
 
 // sums += factors of the rows * products of an atom
 inline void add_scaled(Sums& sums, const Sums& products, unsigned stage, int atom, const Lane& w) {
@@ -183,13 +213,22 @@ inline void multiply(Sums& sums, unsigned stage, const Lane& w, int left) {
     for (int part = 0; part < kAtoms / WARPS_K; ++part) {
         const int atom = part * WARPS_K + w.warp_k;
         if (atom * kBrickColumns >= left) break;  // the others have not been copied
-        Sums products = {};
+        Sums products;
         multiply_atom(products, stage, atom, w);
         add_scaled(sums, products, stage, atom, w);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kAllThreads, BLOCKS)
+// Of two warpgroups with 128 columns each thread may have 208 registers.  Launch bounds would round the warps up to a
+// third warpgroup, and leave 168.
+#if WGMMA && TILE_N == 128
+#define BOUNDS __maxnreg__(208)
+#else
+#define BOUNDS __launch_bounds__(kAllThreads, BLOCKS)
+#endif
+static_assert(!(WGMMA && TILE_N == 128) || kAllThreads * 208 <= 65536);
+
+extern "C" __global__ void BOUNDS
 sparse_quantised(const char* bricks, const __grid_constant__ Dense b, Out::type* out, int ahead,
                  const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
