@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _excess, _storage
+from sparse24 import _arrays, _excess, _quantised, _storage
 from sparse24._errors import ArgumentError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
@@ -12,9 +12,11 @@ from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.hybrid_parts import HybridParts, HybridRowsParts
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.parts import Parts
+from sparse24.formats.quantised import Quantised24Array, of_parts
+from sparse24.formats.quantised_parts import QuantisedParts
 from sparse24.formats.two_four import Sparse24Array
 
-AnyParts = Parts | HybridParts
+AnyParts = Parts | HybridParts | QuantisedParts
 
 
 def parts_of(array: SparseArray, *, argument: str = "array") -> AnyParts:
@@ -25,6 +27,8 @@ def parts_of(array: SparseArray, *, argument: str = "array") -> AnyParts:
         stored = array.stored.to_numpy()
         kind = HybridRowsParts if stored.is_listed else HybridParts
         return kind(stored, array.n_hint)
+    if isinstance(array, Quantised24Array):
+        return _parts_quantised(array)
     if not isinstance(array, Sparse24Array):
         raise ArgumentError(f"{argument} is a {type(array).__name__}, which no file holds")
     array.check()
@@ -56,10 +60,19 @@ def _parts_n_m(array: NMArray) -> Parts:
     )
 
 
+def _parts_quantised(array: Quantised24Array) -> QuantisedParts:
+    record = array.to_device("cpu")._operand.stored
+    m, k = record.shape
+    return QuantisedParts(_quantised.parts_of(record), (m, k), record.dtype, array.bits, array.axis)
+
+
 def array_of(parts: AnyParts) -> SparseArray:
     """The array of checked parts, on the CPU."""
     if isinstance(parts, HybridParts):
         return HybridArray(parts.stored.map(np.array), parts.nnz, parts.n_hint)
+    if isinstance(parts, QuantisedParts):
+        quantised = of_parts(parts.stored, parts.shape, parts.bits, parts.dtype)
+        return quantised if parts.axis == -1 else quantised.mT
     values, metadata = (np.array(x) for x in (parts.values, parts.metadata))
     if parts.layout == "places":
         return NMArray(values, metadata, parts.shape, parts.pattern, parts.dtype, parts.axis)

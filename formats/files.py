@@ -12,7 +12,9 @@ header, of which the first files lack ``"dense"`` and its own checksum::
      "crc32": ...}
 
 A `HybridArray` has the layout ``"hybrid"`` and the eight arrays of its tiles as parts, or
-``"hybrid_rows"`` and the three of its rows.  In
+``"hybrid_rows"`` and the three of its rows.  A `Quantised24Array` has the layout
+``"quantised"``, the entry ``"bits"``, and in place of values ``NAME.integers``, of 4 bits two
+in a byte, the earlier one low, and ``NAME.scales`` in float32, one for each 128 columns.  In
 safetensors the header is the metadata entry ``sparse24``, and types are the format's
 own.  In npz it is the member ``sparse24.json``, and types that NumPy does not know are
 raw bits.  Nothing is pickled; a target is replaced only by a whole file.
@@ -37,7 +39,7 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     path : path
         Taken as it is: no ``.npz`` is appended, as `numpy.savez` would.  An existing file is
         replaced only by a complete one.
-    arrays : Sparse24Array, NMArray, HybridArray or mapping of str to arrays
+    arrays : Sparse24Array, Quantised24Array, NMArray, HybridArray or mapping of str to arrays
         Arrays on a GPU are copied to the host, which waits for it.  Values of a mapping
         may be dense NumPy or CuPy arrays or tensors of torch too, as in the ``state_dict()`` of a
         model; a packed weight, `sparse24.torch.Sparse24Tensor`, is saved as its
@@ -85,7 +87,7 @@ def load_npz(path: str | os.PathLike, *, device: str = "cpu") -> Any:
 
     Returns
     -------
-    Sparse24Array, NMArray, HybridArray or dict of str to arrays
+    Sparse24Array, Quantised24Array, NMArray, HybridArray or dict of str to arrays
         As it was saved.
 
     Raises
@@ -117,7 +119,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     ----------
     path : path
         Taken as it is.  An existing file is replaced only by a complete one.
-    arrays : Sparse24Array, NMArray, HybridArray or mapping of str to arrays
+    arrays : Sparse24Array, Quantised24Array, NMArray, HybridArray or mapping of str to arrays
         As for `save_npz`.  Any safetensors reader can read the parts.
 
     Raises
@@ -162,7 +164,7 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
 
     Returns
     -------
-    Sparse24Array, NMArray, HybridArray or dict of str to arrays
+    Sparse24Array, Quantised24Array, NMArray, HybridArray or dict of str to arrays
         As it was saved; of an index, the arrays of all its shards.
 
     Raises

@@ -16,11 +16,14 @@ from sparse24.formats.array_parts import AnyParts, array_of, parts_of
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid_parts import HYBRID, HYBRID_ROWS, HybridParts, HybridRowsParts
 from sparse24.formats.parts import Parts
+from sparse24.formats.quantised_parts import QUANTISED, QuantisedParts
 from sparse24.formats.windows import Windows24
 
 _KNOWN = frozenset({"version", "single", "arrays", "dense", "crc32"})  # what a header holds
 _SINGLE = "array"  # name of an array that was saved alone
-_KINDS: dict[Any, type[AnyParts]] = {HYBRID: HybridParts, HYBRID_ROWS: HybridRowsParts}
+_KINDS: dict[Any, type[AnyParts]] = {
+    HYBRID: HybridParts, HYBRID_ROWS: HybridRowsParts, QUANTISED: QuantisedParts,
+}  # fmt: skip
 
 
 def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

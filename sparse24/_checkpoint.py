@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _arrays, _check, _dtypes, _raw_files, _scales
+from sparse24 import _arrays, _check, _dtypes, _quantise_checkpoint, _raw_files, _scales
 from sparse24._errors import ArgumentError, PatternError, Sparse24Error
+from sparse24.formats.parts import Parts
+from sparse24.formats.quantised import Quantised24Array
+from sparse24.formats.quantised_parts import QuantisedParts
 from sparse24.formats.two_four import Sparse24Array
 
 # Tables that are looked up, the small heads behind an encoder, and the routers of experts are no
@@ -129,7 +132,8 @@ def _search(argument: str, pattern: str, name: str) -> bool:
 class Recipe:
     """How a matrix is pruned: the arguments of `sparse24.prune`.
 
-    With `fitting` none is: matrices that do not obey the pattern stay as they are.
+    With `fitting` none is: matrices that do not obey the pattern stay as they are.  With `bits`
+    the others are quantised.
     """
 
     pattern: tuple[int, int] = (2, 4)
@@ -137,6 +141,12 @@ class Recipe:
     calibration: Mapping[str, np.ndarray] = field(default_factory=dict)
     axis: int = -1
     fitting: bool = False
+    bits: int | None = None
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """Last names of what a file holds of a matrix."""
+        return Parts.PIECES if self.bits is None else QuantisedParts.PIECES
 
     def check(self, names: Iterable[str]) -> None:
         """Refuse matrices without the inputs that the method needs."""
@@ -174,6 +184,13 @@ class Layer:
     dense: np.ndarray
     array: Any
     kept_energy: float
+    quantised: Quantised24Array | None = None
+    rounding_error: float | None = None
+
+    @property
+    def written(self) -> Any:
+        """The array that a conversion writes."""
+        return self.array if self.quantised is None else self.quantised
 
     def histogram(self) -> list[int]:
         """How many groups hold 0, 1, … m non-zeros, as `sparse24.report` counts them."""
@@ -187,25 +204,39 @@ class Layer:
 
     def row(self) -> dict[str, Any]:
         """The layer's line of a report."""
-        return {
+        row = {
             "name": self.name,
             "shape": list(self.array.shape),
             "dtype": self.array.dtype.name,
             "kept_energy": None if math.isnan(self.kept_energy) else round(self.kept_energy, 6),
             "histogram": self.histogram(),
             "bytes_before": self.dense.nbytes,
-            "bytes_after": self.array.nbytes,
+            "bytes_after": self.written.nbytes,
         }
+        if self.rounding_error is not None:
+            row["rounding_error"] = round(self.rounding_error, 6)
+        return row
 
 
 def compress_layer(name: str, dense: np.ndarray, recipe: Recipe) -> Layer | None:
-    """Prune and compress a matrix; None where the recipe leaves it as it is."""
+    """Prune, compress and quantise a matrix; None where the recipe leaves it as it is."""
     array = recipe.apply(name, dense)
     if array is None:
         return None
     # Where the method changed values, what the dense matrix had in their places counts.
     kept = dense[array.mask()] if recipe.method == "sparsegpt" else array.values
-    return Layer(name, dense, array, kept_energy(kept, dense))
+    layer = Layer(name, dense, array, kept_energy(kept, dense))
+    if recipe.bits is None:
+        return layer
+    quantised = _quantise_checkpoint.quantised(name, array, recipe.bits)
+    lost = _quantise_checkpoint.rounding_error(quantised, array)
+    return replace(layer, quantised=quantised, rounding_error=lost)
+
+
+def kept_layer(name: str, quantised: Quantised24Array) -> Layer:
+    """A matrix that a checkpoint holds quantised, of which nothing is pruned or rounded."""
+    array = quantised.dequantise()
+    return Layer(name, array.toarray(), array, 1.0, quantised, 0.0)
 
 
 def kept_energy(kept: np.ndarray, dense: np.ndarray) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from sparse24 import _checkpoint, _commands, _dtypes, _table
 from sparse24._errors import Sparse24Error
 from sparse24._version import __version__
+from sparse24.kernels.bricks import BITS
 
 ANY_FILE = (
     "a .safetensors, .npz or .npy file; for a checkpoint in shards, its folder or its "
@@ -135,6 +136,9 @@ def _add_convert(commands) -> None:
     convert.add_argument("--stacks", action="store_true",
                          help="also take arrays of three axes, the matrices of experts: (e, m, k), "
                          "or with --axis -2 (e, k, m)")  # fmt: skip
+    convert.add_argument("--quantise", metavar="BITS", type=int, choices=BITS,
+                         help="write integers of 4 or of 8 bits with a scale for each 128 columns; "
+                         "only for 2:4")  # fmt: skip
     convert.add_argument("--dense", action="store_true",
                          help="write the pruned matrices as plain arrays, zeros included, for "
                          "other programs; if IN is compressed already, make all of it dense "

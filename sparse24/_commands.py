@@ -26,7 +26,7 @@ from sparse24._table import count, share, sides, size, table
 _OF_PRUNING = {
     "pattern": (2, 4), "axis": -1, "method": "magnitude", "calibration": None, "report": None,
     "include": "", "exclude": _checkpoint.DEFAULT_EXCLUDE,
-    "min_size": _checkpoint.DEFAULT_MIN_SIZE, "stacks": False,
+    "min_size": _checkpoint.DEFAULT_MIN_SIZE, "stacks": False, "quantise": None,
 }  # fmt: skip
 
 
@@ -136,7 +136,12 @@ def convert(options) -> int:
         options.target,
         selection=selection,
         recipe=_checkpoint.Recipe(
-            options.pattern, options.method, calibration or {}, options.axis, options.no_prune
+            options.pattern,
+            options.method,
+            calibration or {},
+            options.axis,
+            options.no_prune,
+            options.quantise,
         ),
         dense=options.dense,
         progress=not options.quiet,
@@ -145,16 +150,23 @@ def convert(options) -> int:
         _convert_checkpoint.write_report(options.report, record)
     if not options.quiet:
         _print_report(record)
-        unfit = len(record["unfit"])
-        if unfit:
-            n, m = options.pattern
-            print(f"{count(unfit, 'eligible matrix', 'eligible matrices')} left dense, as more "
-                  f"than {n} of {m} elements are non-zero in some group")  # fmt: skip
-        done = unfit + len(record["layers"])
-        stacks = len(replace(selection, stacks=True).eligible(file)) - done
-        if stacks:
-            print(_of_stacks(stacks, "left dense", "--stacks", options.axis))
+        eligible = replace(selection, stacks=True).eligible(file)
+        _print_left_dense(record, len(eligible), options)
     return 0
+
+
+def _print_left_dense(record: dict, eligible: int, options) -> None:
+    """Say what a conversion left dense of the matrices that are `eligible` with ``--stacks``."""
+    unfit = len(record["unfit"])
+    if unfit:
+        n, m = options.pattern
+        print(f"{count(unfit, 'eligible matrix', 'eligible matrices')} left dense, as more "
+              f"than {n} of {m} elements are non-zero in some group")  # fmt: skip
+    stacks = eligible - unfit - len(record["layers"])
+    if stacks and options.quantise is not None:
+        print(f"{count(stacks, 'array')} of three axes left dense, as --quantise takes matrices")
+    elif stacks:
+        print(_of_stacks(stacks, "left dense", "--stacks", options.axis))
 
 
 def _expand(options, file: _raw_files.ArrayFile) -> int:
@@ -192,11 +204,13 @@ def _calibration(options) -> _raw_files.ArrayFile | None:
 
 
 def _print_report(record: dict) -> None:
-    header = ["layer", "shape", "dtype", "kept energy", "before", "after"]
+    rounded = [] if record["bits"] is None else ["rounding_error"]
+    shares = ["kept_energy", *rounded]
+    header = ["layer", "shape", "dtype", *(x.replace("_", " ") for x in shares), "before", "after"]
     rows = [
         [
-            row["name"], sides(row["shape"]), row["dtype"],
-            share(row["kept_energy"]), size(row["bytes_before"]), size(row["bytes_after"]),
+            row["name"], sides(row["shape"]), row["dtype"], *(share(row[x]) for x in shares),
+            size(row["bytes_before"]), size(row["bytes_after"]),
         ]
         for row in record["layers"]
     ]  # fmt: skip

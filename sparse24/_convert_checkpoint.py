@@ -17,6 +17,7 @@ from sparse24 import (
     _checkpoint,
     _convert_targets,
     _packed_checkpoint,
+    _quantise_checkpoint,
     _raw_files,
     _raw_writers,
     _whole_files,
@@ -43,6 +44,8 @@ def convert(
     names; one shard at a time is in memory.  What is written appears only when all of it is whole;
     the source is never changed.
 
+    A matrix that the source holds quantised keeps its integers if the recipe has as many bits.
+
     Returns
     -------
     dict
@@ -62,14 +65,25 @@ def convert(
     _convert_targets.check_kept(outputs, recipe.calibration)
     names = _eligible(file, selection)
     _checkpoint.check_unmasked(names, file.specs)
-    recipe.check(names)
+    _check_recipe(recipe, names, file)
     _convert_targets.check_arrays(
-        file, outputs[0], () if dense else names, compressed=not recipe.fitting
+        file, outputs[0], () if dense else names, () if recipe.fitting else recipe.pieces
     )
     with progress_bar(None, len(names), shown=progress) as bar:
         job = _Job(file, outputs, names, recipe, dense, bar)
         write_all(file, Path(target), job)
     return {**_report(file, job.rows, recipe, Path(target), outputs), "unfit": sorted(job.unfit)}
+
+
+def _check_recipe(recipe: Recipe, names: list[str], file: _raw_files.ArrayFile) -> None:
+    """Refuse matrices for which the recipe lacks something."""
+    if recipe.bits is None:
+        recipe.check(names)
+        return
+    found = {name: _packed_checkpoint.bits_of(file, name) for name in names}
+    held = {name: bits for name, bits in found.items() if bits is not None}
+    _quantise_checkpoint.check(recipe, {name: file.specs[name] for name in names}, held)
+    recipe.check(name for name in names if name not in held)
 
 
 @dataclass
@@ -93,7 +107,7 @@ class _Job:
 
     def _made(self, name: str, file: _raw_files.ArrayFile) -> Any:
         """What is written of a matrix; None where it stays as it is, for which it is read again."""
-        layer = _checkpoint.compress_layer(name, file[name], self.recipe)
+        layer = self._layer(name, file)
         self.bar.set_postfix_str(name[-40:], refresh=False)
         self.bar.update()
         if layer is None:
@@ -101,7 +115,14 @@ class _Job:
             return None
         row = layer.row()
         self.rows.append({**row, "bytes_after": row["bytes_before"]} if self.dense else row)
-        return layer.array.toarray() if self.dense else layer.array
+        return layer.written.toarray() if self.dense else layer.written
+
+    def _layer(self, name: str, file: _raw_files.ArrayFile) -> _checkpoint.Layer | None:
+        if self.recipe.bits is not None:
+            held = _packed_checkpoint.quantised_in(file, name)
+            if held is not None:
+                return _checkpoint.kept_layer(name, held)
+        return _checkpoint.compress_layer(name, file[name], self.recipe)
 
     def check(self) -> None:
         """Refuse what only a look at all matrices could tell, before any file is in place."""
@@ -115,7 +136,7 @@ class _Job:
                 "--pattern or --axis, or prune them, without --no-prune"
             )
         names = {*self.names} - {*self.unfit}
-        _convert_targets.check_arrays(self.whole, self.outputs[0], names)
+        _convert_targets.check_arrays(self.whole, self.outputs[0], names, self.recipe.pieces)
 
 
 class Job(Protocol):
@@ -200,6 +221,7 @@ def _report(
         "pattern": list(recipe.pattern),
         "axis": recipe.axis,
         "method": None if recipe.fitting else recipe.method,  # which chose no element then
+        "bits": recipe.bits,
         "layers": rows,
         "unchanged": [name for name in file if name not in done],
         "totals": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 from sparse24 import _packed_checkpoint, _raw_files, _raw_writers, _shards, _whole_files
 from sparse24._errors import ArgumentError
 from sparse24._table import count
-from sparse24.formats.parts import Parts
 
 
 def outputs_of(file: _raw_files.ArrayFile, target: str | os.PathLike) -> list[Path]:
@@ -76,15 +75,15 @@ def paths_of(file: _raw_files.ArrayFile) -> list[Path]:
 
 
 def check_arrays(
-    file: _raw_files.ArrayFile, output: Path, names: Iterable[str], *, compressed: bool = True
+    file: _raw_files.ArrayFile, output: Path, names: Iterable[str], pieces: Sequence[str] = ()
 ) -> None:
     """Refuse what cannot be written: the named matrices compressed, all other arrays as they are.
 
-    Before it is known which of the named ones are `compressed`, only the others are looked at.
+    `pieces` are the last names of the parts of one.  Before it is known which of the named ones are
+    compressed, there are none, and only the others are looked at.
     """
     chosen = frozenset(names)
     others = {name: dtype for name, (_, dtype) in file.specs.items() if name not in chosen}
-    pieces = Parts.PIECES if compressed else ()
     parts = {f"{name}.{part}" for name in chosen for part in pieces}
     _raw_writers.check(output, {**dict.fromkeys(sorted(parts), np.dtype(np.uint8)), **others})
     for name in others:

@@ -18,6 +18,7 @@ import numpy as np
 
 from sparse24._errors import FormatError
 from sparse24._file_checks import Spec
+from sparse24._quantised import Parts
 
 PARTS = ("weight_packed", "scale_packed", "meta")
 _GROUP = 128  # columns with a factor of their own, where a row has several
@@ -98,17 +99,20 @@ def layout(specs: Mapping[str, Spec]) -> Layout:
     return Layout(m, k, 4 if width == 2 * m else 8, groups)
 
 
-def unpack(
-    parts: Mapping[str, np.ndarray], own: Layout, *, scales_permuted: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Values and metadata of the canonical form; the codes are not checked."""
+def unpack(parts: Mapping[str, np.ndarray], own: Layout, *, scales_permuted: bool) -> Parts:
+    """Integers, metadata and factors (m, groups) of the canonical form; codes are not checked."""
     integers = _integers(parts["weight_packed"], own)
     scales = _scales(parts["scale_packed"], own, permuted=scales_permuted)
-    # Types of 16 bits hold these integers, and their product is the exact one, rounded once.
-    columns = own.k // 2 // own.groups
-    values = integers.astype(scales.dtype).reshape(own.m, own.groups, columns)
-    values *= scales.T[..., None]
-    return values.reshape(own.m, own.k // 2), _metadata(parts["meta"], own)
+    return Parts(integers, _metadata(parts["meta"], own), scales.T)
+
+
+def multiplied(parts: Parts) -> np.ndarray:
+    """Values of the canonical form: products of integers and factors, rounded once."""
+    (m, stored), groups = parts.integers.shape, parts.factors.shape[1]
+    # Types of 16 bits hold these integers, so their product is the exact one, rounded.
+    wide = parts.integers.astype(parts.factors.dtype).reshape(m, groups, stored // groups)
+    wide *= parts.factors[..., None]
+    return wide.reshape(m, stored)
 
 
 def _integers(packed: np.ndarray, own: Layout) -> np.ndarray:

@@ -7,8 +7,10 @@ keep ``.weight`` in these names.  Those of ``marlin-24`` are what `convert.from_
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from sparse24 import _marlin24, _raw_files, convert
 from sparse24._errors import FormatError, PatternError, ShapeError
 from sparse24._file_checks import Spec
 from sparse24._raw_files import ArrayFile
+from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -30,6 +33,18 @@ def open_checkpoint(path: str | os.PathLike) -> ArrayFile:
     file = _raw_files.open_arrays(path)
     ours = any(one.header for one in file.files)
     return file if ours or not _packed_layers(file) else UnpackedFile(file)
+
+
+def bits_of(file: ArrayFile, name: str) -> int | None:
+    """Bits of the integers of a matrix that a checkpoint holds quantised; else None."""
+    return file.bits(name) if isinstance(file, UnpackedFile) else None
+
+
+def quantised_in(file: ArrayFile, name: str) -> Quantised24Array | None:
+    """A matrix that a checkpoint holds quantised, by its integers and factors; else None."""
+    if not isinstance(file, UnpackedFile) or file.bits(name) is None:
+        return None
+    return file.quantised(name)
 
 
 class _Form:
@@ -51,7 +66,15 @@ class _Form:
         """Shape and type of the matrix, once the parts fit together."""
         raise NotImplementedError(type(self).__name__)
 
+    def bits(self, file: ArrayFile, layer: str) -> int | None:
+        """Bits of the integers that a quantised matrix has for elements; None for all others."""
+        return None
+
     def read(self, parts: list[np.ndarray], shape: tuple[int, ...]) -> Sparse24Array:
+        raise NotImplementedError(type(self).__name__)
+
+    def quantised(self, parts: list[np.ndarray]) -> Quantised24Array:
+        """The same matrix by its integers, if it has `bits`."""
         raise NotImplementedError(type(self).__name__)
 
 
@@ -87,14 +110,23 @@ class _Marlin24(_Form):
     parts = _marlin24.PARTS
 
     def spec(self, file: ArrayFile, layer: str) -> Spec:
+        return self._layout(file, layer).shape, file.specs[f"{layer}.scale_packed"][1]
+
+    def bits(self, file: ArrayFile, layer: str) -> int:
+        return self._layout(file, layer).bits
+
+    def _layout(self, file: ArrayFile, layer: str) -> _marlin24.Layout:
         specs = {part: file.specs[f"{layer}.{part}"] for part in self.parts}
         try:
-            return _marlin24.layout(specs).shape, specs["scale_packed"][1]
+            return _marlin24.layout(specs)
         except FormatError as error:
             raise FormatError(f"{file.path}: {layer}: {error}") from error
 
     def read(self, parts: list[np.ndarray], shape: tuple[int, ...]) -> Sparse24Array:
         return convert.from_marlin24(*parts)
+
+    def quantised(self, parts: list[np.ndarray]) -> Quantised24Array:
+        return convert.from_marlin24(*parts, quantised=True)
 
 
 _FORMS = (_Bitmask(), _Marlin24())
@@ -156,8 +188,30 @@ class UnpackedFile(ArrayFile):
         if name not in self._layers:
             return self._file[name]
         layer, form = self._layers[name]
-        parts = [self._whole[f"{layer}.{part}"] for part in form.parts]
+        with self._naming(layer):
+            return form.read(self._parts(name), shape).toarray()
+
+    def bits(self, name: str) -> int | None:
+        """Bits of the integers of a quantised matrix; None for all other arrays."""
+        if name not in self._layers:
+            return None
+        layer, form = self._layers[name]
+        return form.bits(self._whole, layer)
+
+    def quantised(self, name: str) -> Quantised24Array:
+        """A matrix that has `bits`, by its integers and factors."""
+        layer, form = self._layers[name]
+        with self._naming(layer):
+            return form.quantised(self._parts(name))
+
+    def _parts(self, name: str) -> list[np.ndarray]:
+        layer, form = self._layers[name]
+        return [self._whole[f"{layer}.{part}"] for part in form.parts]
+
+    @contextlib.contextmanager
+    def _naming(self, layer: str) -> Iterator[None]:
+        """Have errors of parts name the file and the layer."""
         try:
-            return form.read(parts, shape).toarray()
+            yield
         except (FormatError, PatternError, ShapeError) as error:
             raise type(error)(f"{self.path}: {layer}: {error}") from error

@@ -7,12 +7,12 @@ import numpy as np
 from sparse24 import _arrays, _check, _devices, _dtypes, _quantised, _storage
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._quantised import FLOATS
 from sparse24.formats.base import SparseArray
 from sparse24.formats.quantised import Quantised24Array, of_parts
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import bricks
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Scales that `method="mse"` tries for each 128 columns, relative to the largest magnitude.  The
 # square error of normal elements of 4 bits is least at 0.87 of it.
 SHRUNK = np.linspace(0.65, 1.0, 15)

@@ -10,6 +10,7 @@ from sparse24._records import DEQUANTISED, Compressed24, Operand24
 from sparse24.kernels import bricks
 
 GROUP = bricks.COLUMNS  # columns that share a factor
+FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of quantised matrices
 
 
 class Parts(NamedTuple):

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _marlin24, _spec
+from sparse24 import _arrays, _check, _dtypes, _foreign, _given_parts, _spec
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, DTypeError, FormatError, ShapeError
+from sparse24._from_quantised import from_marlin24, from_quantised
 from sparse24._make import from_scipy
-from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array
 
 __all__ = [
-    "from_bitmask", "from_marlin24", "from_parts", "from_scipy", "to_bitmask", "to_cupyx",
-    "to_torch",
+    "from_bitmask", "from_marlin24", "from_parts", "from_quantised", "from_scipy", "to_bitmask",
+    "to_cupyx", "to_torch",
 ]  # fmt: skip
 
 
@@ -55,11 +55,12 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     >>> bool((A.toarray() == B.toarray()).all())
     True
     """
-    values, metadata = _host(values, "values"), _host(metadata, "metadata")
+    values = _given_parts.host(values, "values")
+    metadata = _given_parts.host(metadata, "metadata")
     own = _arrays.logical_dtype(values, dtype, argument="values")
     values = _arrays.as_storage(values, own)
     parts = Parts(values, metadata, _check.sizes(shape, argument="shape"), own)
-    return _checked(parts, "from_parts")
+    return _given_parts.checked(parts, "from_parts")
 
 
 def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
@@ -98,9 +99,10 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
     array([[1., 2., 0., 0., 3., 0., 0., 4.]])
     """
     column = getattr(shape, "ndim", 1) == 2
-    flat = _host(shape, "shape").reshape(-1) if column else shape
+    flat = _given_parts.host(shape, "shape").reshape(-1) if column else shape
     m, k = _check.sizes(flat, argument="shape", count=2)
-    values, bitmask = _host(values, "values"), _host(bitmask, "bitmask")
+    values = _given_parts.host(values, "values")
+    bitmask = _given_parts.host(bitmask, "bitmask")
     if bitmask.dtype != np.uint8 or bitmask.shape != (m, -(-k // 8)):
         raise FormatError(
             f"bitmask must be uint8 of shape {(m, -(-k // 8))}, got {bitmask.dtype} {bitmask.shape}"
@@ -112,54 +114,6 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
     dense = np.zeros((m, k), own.logical)
     dense[mask] = _arrays.as_storage(values, own).reshape(-1)
     return compress(dense, mask=mask)
-
-
-def from_marlin24(
-    weight_packed, scale_packed, meta, *, scales_permuted: bool = True
-) -> Sparse24Array:
-    """Read the ``marlin-24`` form of compressed-tensors checkpoints: 4 or 8 bits and factors.
-
-    ``python -m sparse24 convert`` reads whole checkpoints of this form.
-
-    Parameters
-    ----------
-    weight_packed : array of int32, shape (k / 32, 2 * m or 4 * m)
-        The stored elements, of 4 or of 8 bits.
-    scale_packed : array of float16 or bfloat16, shape (1 or k / 128, m)
-        A factor for each row, or for each 128 columns of a row.
-    meta : array of int16, shape (k / 32, 2 * m)
-        The codes of the groups.
-    scales_permuted : bool, optional
-        False for factors of 128 columns that compressed-tensors 0.4 to 0.7 wrote, which left them
-        in the order of the rows.  The arrays themselves do not tell.
-
-    Returns
-    -------
-    Sparse24Array, shape (m, k)
-        On the CPU, of the type of the factors.  Its elements are the products of integers and
-        factors, rounded once.
-
-    Raises
-    ------
-    FormatError
-        If the arrays do not fit together, or a code is not one of the six legal ones.
-
-    Examples
-    --------
-    >>> import numpy as np, sparse24 as s24
-    >>> ones = np.full((1, 128), 0x99999999, np.uint32).view(np.int32)  # 9 is 8 above 1
-    >>> first_two = np.full((1, 128), 0x4444, np.int16)
-    >>> A = s24.convert.from_marlin24(ones, np.full((1, 64), 0.5, np.float16), first_two)
-    >>> A.toarray()[0, :8]
-    array([0.5, 0.5, 0. , 0. , 0.5, 0.5, 0. , 0. ], dtype=float16)
-    """
-    permuted = _check.flag(scales_permuted, argument="scales_permuted")
-    given = zip(_marlin24.PARTS, (weight_packed, scale_packed, meta), strict=True)
-    parts = {name: _host(x, name) for name, x in given}
-    layout = _marlin24.layout({name: (x.shape, x.dtype) for name, x in parts.items()})
-    values, metadata = _marlin24.unpack(parts, layout, scales_permuted=permuted)
-    own = _arrays.logical_dtype(values)
-    return _checked(Parts(values, metadata, layout.shape, own), "meta")
 
 
 def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
@@ -278,21 +232,6 @@ def to_torch(a: Any) -> Any:
 
         return _foreign.to_torch(dense).view(getattr(torch, _dtypes.lookup(a.dtype).name))
     return _foreign.to_torch(dense)
-
-
-def _checked(parts: Parts, where: str) -> Sparse24Array:
-    parts.check(where)
-    record = Compressed24(parts.values, parts.metadata, None, parts.shape, parts.dtype)
-    return Sparse24Array(Operand24(record, None, None, parts.shape, parts.dtype))
-
-
-def _host(x: Any, argument: str) -> np.ndarray:
-    """A part as a NumPy array; tensors of torch keep their type, bfloat16 and fp8 too."""
-    _check.unmasked(x, argument=argument)
-    try:
-        return np.asarray(_arrays.to_numpy(x, argument=argument))
-    except ValueError as error:  # lists of two lengths
-        raise ShapeError(f"{argument} must be an array: {error}") from error
 
 
 def _shared_with_torch(array: Any) -> Any:

@@ -32,7 +32,7 @@ FLOORS = (
      "_cuda_graphs", "_dispatch", "_elementwise", "_evidence", "_finish", "_foreign", "_fuse",
      "_grouped", "_grouped.*", "_hybrid", "_hybrid.*", "_jax", "_jax.arrays", "_kernel_*",
      "_moved_layout", "_planner", "_product", "_promotion", "_prune_methods", "_prune_rule",
-     "_ready", "_ready_converted", "_ready_cpu", "_ready_pieces", "_ready_scratch",
+     "_quantised", "_ready", "_ready_converted", "_ready_cpu", "_ready_pieces", "_ready_scratch",
      "_record_parts", "_refit", "_replay", "_select", "_shared_plans", "_sparsegpt", "_staging",
      "_storage", "_target", "_torch", "_torch.functions", "_tuning_cache",
      "_widening"),

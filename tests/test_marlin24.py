@@ -50,6 +50,22 @@ def test_the_matrix_is_read(m, k, bits, groups, dtype):
     np.testing.assert_array_equal(a.toarray() != 0, integers != 0)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("m", "k", "bits", "groups"), READ)
+def test_the_very_integers_and_factors_are_read(m, k, bits, groups, dtype):
+    integers, scales = quantised(m, k, bits, groups, dtype)
+    parts = packed(integers, scales, bits)
+    q = s24.convert.from_marlin24(*parts, quantised=True)
+    assert isinstance(q, s24.Quantised24Array)
+    assert (q.shape, q.dtype, q.bits) == ((m, k), scales.dtype, bits)
+    whole = s24.convert.from_parts(q.integers, q.metadata, (m, k)).toarray()
+    np.testing.assert_array_equal(whole, integers)
+    columns = np.arange(k) // 128
+    of_columns = scales.T[:, columns if groups > 1 else 0 * columns]
+    np.testing.assert_array_equal(q.scales[:, columns], of_columns.astype(np.float32))
+    np.testing.assert_array_equal(q.toarray(), s24.convert.from_marlin24(*parts).toarray())
+
+
 @pytest.mark.parametrize(("m", "k", "bits", "groups"), OLD_FACTORS)
 def test_factors_of_old_versions_are_not_permuted(m, k, bits, groups):
     integers, scales = quantised(m, k, bits, groups)
@@ -57,6 +73,10 @@ def test_factors_of_old_versions_are_not_permuted(m, k, bits, groups):
     a = s24.convert.from_marlin24(*parts, scales_permuted=False)
     np.testing.assert_array_equal(a.toarray(), weight(integers, scales))
     assert (s24.convert.from_marlin24(*parts).toarray() != a.toarray()).any()
+    q = s24.convert.from_marlin24(*parts, scales_permuted=False, quantised=True)
+    np.testing.assert_array_equal(q.toarray(), a.toarray())
+    with pytest.raises(s24.ArgumentError, match="quantised must be one of"):
+        s24.convert.from_marlin24(*parts, quantised=4)
     with pytest.raises(s24.ArgumentError, match="scales_permuted must be one of"):
         s24.convert.from_marlin24(*parts, scales_permuted="no")
 
@@ -91,6 +111,10 @@ def test_an_empty_matrix(m, k):
     a = s24.convert.from_marlin24(*(np.zeros((rows, cols), dtype) for rows, cols, dtype in arrays))
     assert a.shape == (m, k)
     assert a.dtype == np.float16
+    q = s24.convert.from_marlin24(
+        *(np.zeros((rows, cols), dtype) for rows, cols, dtype in arrays), quantised=True
+    )
+    assert (q.shape, q.dtype, q.bits) == ((m, k), np.float16, 4)
 
 
 def wide(x):
@@ -128,3 +152,13 @@ def test_one_damaged_code_is_found():
     parts[2][5, 77] &= ~15  # two elements at place 0
     with pytest.raises(s24.FormatError, match=r"meta: metadata\[\d+, \d+\] is 0x.0, which holds"):
         s24.convert.from_marlin24(*parts)
+    with pytest.raises(s24.FormatError, match=r"marlin-24: metadata\[\d+, \d+\] is 0x.0, which"):
+        s24.convert.from_marlin24(*parts, quantised=True)
+
+
+def test_a_factor_of_a_quantised_matrix_is_finite():
+    integers, scales = quantised(128, 512, 8, 4)
+    scales[2, 70] = np.inf
+    parts = packed(integers, scales, 8)
+    with pytest.raises(s24.FormatError, match=r"marlin-24: scales\[70, 2\] is inf, no finite"):
+        s24.convert.from_marlin24(*parts, quantised=True)
