@@ -67,7 +67,7 @@ inline void prefetch_box(const TensorMap& map, int x, int y, int z) {
 // What one thread asks of the TMA.
 struct Producer {
     const TensorMap& values;
-    const DenseStages& b;
+    DenseStages b;
     const char* packed;
     const Shape& s;
 
@@ -91,7 +91,6 @@ struct Producer {
     void run(const Ring& ring, unsigned shared, int begun) const {
         Ring::Position at;
         each_tile(s, [&](const Place& tile) {
-#pragma unroll 1
             for (int k0 = 0; k0 < s.k; k0 += TILE_K, at.advance(), --begun) {
                 if (begun <= 0) load_a(shared, at, tile, k0, ring.acquire(at, bytes(k0)));
                 b.load(shared + at.stage * kStage, tile, k0, full_barrier(shared, at));
@@ -134,8 +133,7 @@ sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ 
               const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
     const Ring ring(shared_address(shared) + kBarriersAt);
-    const DenseStages dense{b, s};
-    const Producer producer{values, dense, packed, s};
+    const Producer producer{values, {b, s}, packed, s};
     const bool fetches = threadIdx.x >= kThreads;
     int begun = 0;  // stages of A that are on their way
     let_next_start();
@@ -150,6 +148,6 @@ sparse_decode(const __grid_constant__ TensorMap values, const __grid_constant__ 
     if (s.n < TILE_N) clear_b(shared);
     __syncthreads();
     wait_for_previous();
-    if (!fetches) consume(ring, s, shared, out, p, multiply);
+    if (!fetches) consume(ring, s, shared, out, p);
     else if (hopper::elected()) producer.run(ring, shared_address(shared), begun);
 }

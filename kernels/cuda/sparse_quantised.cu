@@ -43,7 +43,7 @@ static_assert(TILE_M % kBrickRows == 0 && kBrick % 16 == 0 && kItem == 2);
 // What one thread asks of the TMA.
 struct Producer {
     const char* bricks;
-    const DenseStages& b;
+    DenseStages b;
     const Shape& s;
 
     // The first stages of A of the block's first tile, but for those that are on their way.
@@ -65,7 +65,6 @@ struct Producer {
     void run(const Ring& ring, unsigned shared, int begun) const {
         Ring::Position at;
         each_tile(s, [&](const Place& tile) {
-#pragma unroll 1
             for (int k0 = 0; k0 < s.k; k0 += TILE_K, at.advance(), --begun) {
                 if (begun <= 0) load_a(shared, at, tile, k0, ring.acquire(at, bytes(k0)));
                 b.load(shared + at.stage * kStage, tile, k0, full_barrier(shared, at));
@@ -233,8 +232,7 @@ sparse_quantised(const char* bricks, const __grid_constant__ Dense b, Out::type*
                  const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
     const Ring ring(shared_address(shared) + kBarriersAt);
-    const DenseStages dense{b, s};
-    const Producer producer{bricks, dense, s};
+    const Producer producer{bricks, {b, s}, s};
     const bool fetches = threadIdx.x >= kThreads;
     int begun = 0;  // stages of A that are on their way
     let_next_start();
@@ -249,6 +247,6 @@ sparse_quantised(const char* bricks, const __grid_constant__ Dense b, Out::type*
     if (s.n < TILE_N) clear_b(shared);
     __syncthreads();
     wait_for_previous();
-    if (!fetches) consume(ring, s, shared, out, p, multiply);
+    if (!fetches) consume(ring, s, shared, out, p);
     else if (hopper::elected()) producer.run(ring, shared_address(shared), begun);
 }

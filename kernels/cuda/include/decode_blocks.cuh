@@ -48,14 +48,16 @@ inline void prefetch_bytes(const char* from, int bytes) {
 
 #if B_COLUMN
 using Dense = hopper::TensorMap;
+using HeldDense = const Dense&;
 #else
 using Dense = const char*;
+using HeldDense = Dense;
 #include "decode_rows.cuh"
 #endif
 
 // Stages of b.
 struct DenseStages {
-    const Dense& b;
+    HeldDense b;
     const Shape& s;
 
 #if B_COLUMN
@@ -88,17 +90,16 @@ inline unsigned nothing(const Sums& sums, const Lane& w) {
     return bits;
 }
 
-// Multiplies and stores all tiles of the block; multiply(sums, stage, w, left) takes a stage of which `left` columns of K
-// are in the matrix, or more if that is all.
-template <class Multiply>
-inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* out, const EpilogueParams& p,
-                    Multiply multiply) {
+// Multiplies a stage, of which `left` columns of K are in the matrix, or more if that is all.  Each kernel defines it.
+inline void multiply(Sums& sums, unsigned stage, const Lane& w, int left);
+
+// Multiplies and stores all tiles of the block.
+inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* out, const EpilogueParams& p) {
     const Lane w;
     Sum* partials = reinterpret_cast<Sum*>(shared + SUMS_AT);
     Ring::Position at;
     each_tile(s, [&](const Place& tile) {
         Sums sums = {};
-#pragma unroll 1
         for (int k0 = 0; k0 < s.k; k0 += TILE_K) {
             char* const stage = shared + at.stage * kStage;
             ring.wait(at);
@@ -120,7 +121,6 @@ inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* o
 // Where b has fewer columns than a tile, its boxes have no more either; the other columns of all stages become zeros.
 inline void clear_b(char* shared) {
     constexpr int chunks = kBBytes / 16;
-#pragma unroll 4
     for (int i = threadIdx.x; i < STAGES * chunks; i += kAllThreads)
         reinterpret_cast<uint4*>(shared + i / chunks * kStage + kBAt)[i % chunks] = {};
     hopper::async_proxy_fence();  // the TMA writes to its neighbours afterwards
