@@ -17,13 +17,16 @@ from sparse24._torch.linear import linear
 from sparse24._torch.masks import set_masks, update_masks
 from sparse24._torch.model import desparsify, sparse_layers, sparsify
 from sparse24._torch.products import matmul
+from sparse24._torch.quantised import Quantised24Tensor
 from sparse24._torch.reduction import PackedReduction, reduce_packed
 from sparse24._torch.sparsify import sparsify24, to_sparse_semi_structured
-from sparse24._torch.stored import restored as restored  # files of torch.save name it here
+from sparse24._torch.stored import restored as restored  # files of torch.save name these here
+from sparse24._torch.stored import restored_quantised as restored_quantised
 from sparse24._torch.tensor import Sparse24Tensor
 
 __all__ = [
     "PackedReduction",
+    "Quantised24Tensor",
     "Sparse24Tensor",
     "SparseExperts",
     "SparseLinear",

@@ -15,7 +15,7 @@ _aten = torch.ops.aten
 
 
 def clone(a: PackedMatrix, **_: Any) -> PackedMatrix:
-    return type(a)([part.clone() for part in a.parts], a.shape, turned=a.turned)
+    return a.like([part.clone() for part in a.parts], a.shape, a.turned)
 
 
 def to_copy(a: PackedMatrix, *, dtype=None, device=None, **_: Any) -> PackedMatrix:
@@ -27,8 +27,7 @@ def is_pinned(a: PackedMatrix, *_: Any) -> bool:
 
 
 def pin(a: PackedMatrix, *_: Any) -> PackedMatrix:
-    parts = [part.pin_memory() for part in a.parts]
-    return type(a)(parts, a.shape, turned=a.turned)
+    return a.like([part.pin_memory() for part in a.parts], a.shape, a.turned)
 
 
 def refuse_lent(to: PackedMatrix) -> None:
@@ -49,7 +48,7 @@ def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
             "load_state_dict, or copy x.to_dense(), or to_sparse_semi_structured(x) of a dense x"
         )
     refuse_lent(to)
-    if to.shape != source.shape or not _axes(to) <= _axes(source):
+    if to.shape != source.shape or to.bits != source.bits or not _axes(to) <= _axes(source):
         raise UnsupportedError(
             f"into a Sparse24Tensor {_shown(to)} goes one like it, got one {_shown(source)}; pass "
             "assign=True to load_state_dict, or use that one in its place"
@@ -72,7 +71,8 @@ def _axes(a: PackedMatrix) -> set[int]:
 
 def _shown(a: PackedMatrix) -> str:
     axes = " and ".join(map(str, sorted(_axes(a))))
-    return f"of shape {tuple(a.shape)} that is packed along axis {axes}"
+    bits = f" as integers of {a.bits} bits" if a.bits else ""
+    return f"of shape {tuple(a.shape)} that is packed along axis {axes}{bits}"
 
 
 RULES: dict[Any, Callable[..., Any]] = {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._product import if_transposed
-from sparse24._torch import functions, ops
+from sparse24._torch import functions
 from sparse24._torch.check import check_factor, check_type, refuse_onnx
 from sparse24._torch.matrix import PackedMatrix
 from sparse24._torch.parts import result_type
@@ -37,13 +37,13 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit{way_out}")
     if isinstance(a, PackedMatrix):
         check_factor(b, a, None)
-        y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
+        y = a.times(b, None, "At@b" if a.turned else "A@b")
         return y if bias is None else _sum(bias, y)
     form = "x@At" if b.turned else "x@A"
     fits = bias is not None and tuple(bias.shape) == (b.shape[1],)  # torch spreads others itself
     fused = bias if fits else None
     check_factor(a, b, fused)
-    y = ops.product(b.parts, *b.stored_shape, a, fused, form)
+    y = b.times(a, fused, form)
     return y if bias is None or fused is not None else _sum(bias, y)
 
 
@@ -65,7 +65,7 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
     if alpha == 1:
         return _sum(bias, mm(a, b), beta)
     check_type(b if isinstance(a, PackedMatrix) else a, "x")
-    if result_type(a, b) != torch.float16:
+    if result_type(a.dtype, b.dtype) != torch.float16:
         return _sum(bias, alpha * mm(a, b), beta)
     # Before it is scaled, a product may be beyond float16.
     a, b = (x if isinstance(x, PackedMatrix) else x.float() for x in (a, b))

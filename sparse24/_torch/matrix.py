@@ -7,7 +7,8 @@ import weakref
 import torch
 from torch import Tensor
 
-from sparse24._errors import UnsupportedError
+from sparse24 import _spec
+from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._torch import ops
 from sparse24._torch.check import refuse_onnx
 
@@ -23,6 +24,8 @@ class PackedMatrix(Tensor):
         (m, k), or (k, m) where `turned`; axes before these are those of ``expand``.
     turned : bool
         True: the tensor is the transpose of what the parts hold.
+    dtype : torch.dtype, optional
+        By default that of the first part.
 
     Attributes
     ----------
@@ -31,17 +34,27 @@ class PackedMatrix(Tensor):
     lent : bool
         True where its memory is that of others, too: of a matrix whose rows or columns it has, or
         of an array.
+    bits : int
+        Of an integer of a quantised matrix; 0 where elements are stored as they are.
     """
 
+    bits = 0
+
     @staticmethod
-    def __new__(cls, parts, shape, *, turned: bool = False, requires_grad: bool = False):
-        values = parts[0]
+    def __new__(
+        cls, parts, shape, *, turned: bool = False, requires_grad: bool = False,
+        dtype: torch.dtype | None = None,
+    ):  # fmt: skip
         return Tensor._make_wrapper_subclass(
-            cls, shape, dtype=values.dtype, device=values.device, requires_grad=requires_grad,
+            cls, shape, dtype=dtype or parts[0].dtype, device=parts[0].device,
+            requires_grad=requires_grad,
             storage_size=0,  # else TorchScript, which never asks, would save what lies at address 0
         )  # fmt: skip
 
-    def __init__(self, parts, shape, *, turned: bool = False, requires_grad: bool = False):
+    def __init__(
+        self, parts, shape, *, turned: bool = False, requires_grad: bool = False,
+        dtype: torch.dtype | None = None,
+    ):  # fmt: skip
         self.parts = parts
         self.turned = turned
         self.lent = False
@@ -67,16 +80,45 @@ class PackedMatrix(Tensor):
 
     def whole(self) -> Tensor:
         """With its zeros; belongs to no graph."""
-        stored = ops.dense(self.parts, *self.stored_shape)
+        stored = self.stored_dense()
         return (stored.t() if self.turned else stored).expand(self.shape)
+
+    def stored_dense(self) -> Tensor:
+        """The packed matrix with its zeros."""
+        return ops.dense(self.parts, *self.stored_shape)
+
+    def times(self, dense: Tensor, bias: Tensor | None, form: str) -> Tensor:
+        """A product with the packed matrix, as of `factors.times`."""
+        return ops.product(self.parts, *self.stored_shape, dense, bias, form)
+
+    def like(self, parts: list[Tensor], shape, turned: bool):
+        """One of other parts."""
+        return type(self)(parts, shape, turned=turned)
 
     def converted(self, dtype: torch.dtype | None, device=None):
         """Packed anew, as the layout depends on the device and the size of an element."""
-        stored = ops.dense(self.parts, *self.stored_shape).to(dtype=dtype, device=device)
+        stored = self.stored_dense().to(dtype=dtype, device=device)
         packed = ops.pack(stored, None, False)
         if len(self.parts) == 4:  # not by the best tiles: beside an infinity all are equally good
             packed += ops.pack(stored.t().contiguous(), None, False)
-        return type(self)(packed, self.shape, turned=self.turned)
+        return self.like(packed, self.shape, self.turned)
+
+    def part(self, axis: int, start: int, stop: int):
+        """Rows, or whole groups of columns; of a transposable matrix its rows of either axis."""
+        (m, k), parts = self.stored_shape, self.parts
+        shape = [*self.shape]
+        shape[axis] = stop - start
+        if axis == (1 if self.turned else 0):
+            return self.seen(shape, self.turned, _rows(parts[:2], m, k, start, stop))
+        if len(parts) == 4:
+            return self.seen(shape, not self.turned, _rows(parts[2:], k, m, start, stop))
+        if start < stop and (start % _spec.GROUP or (stop % _spec.GROUP and stop != k)):
+            raise ShapeError(
+                f"[{start}:{stop}] cuts a group of {_spec.GROUP} along axis {axis} of a "
+                f"Sparse24Tensor of shape {tuple(self.shape)}; cut at multiples of {_spec.GROUP}, "
+                "or call .to_dense() first"
+            )
+        return self.seen(shape, self.turned, _packed(ops.dense(parts, m, k)[:, start:stop]))
 
     def seen(self, shape, turned: bool, parts: list[Tensor] | None = None):
         """A view: the same parts, or those of some rows or columns."""
@@ -86,13 +128,28 @@ class PackedMatrix(Tensor):
             return self._seen(shape, turned, parts)
 
     def _seen(self, shape, turned: bool, parts: list[Tensor] | None):
-        view = type(self)(self.parts if parts is None else parts, shape, turned=turned)
+        view = self.like(self.parts if parts is None else parts, shape, turned)
         view.lent = self.lent or parts is not None
         view._copied_of = self._copied_of
         if parts is not None and not _memory(parts) <= _memory(self._parts):
             whole = [part for part in self._parts if not part.is_inference()]  # torch counts not
             view._copied_of += tuple((weakref.ref(part), part._version) for part in whole)
         return view
+
+
+def _rows(parts: list[Tensor], m: int, k: int, start: int, stop: int) -> list[Tensor]:
+    """Views, but of a GPU's codes, whose order is that of tiles of rows."""
+    values, codes = parts
+    if codes.ndim == values.ndim:
+        return [values[start:stop], codes[start:stop]]
+    if start % _spec.ATOM_M:
+        return _packed(ops.dense(parts, m, k)[start:stop])
+    tiles = slice(start // _spec.ATOM_M, -(-stop // _spec.ATOM_M))
+    return [values[start:stop], codes[:, tiles].contiguous()]
+
+
+def _packed(dense: Tensor) -> list[Tensor]:
+    return ops.pack(dense.contiguous(), None, False)
 
 
 def _memory(parts: list[Tensor]) -> set[int]:

@@ -8,6 +8,7 @@ to torch's current stream, and memory comes from torch's pool.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,6 @@ from sparse24 import (
     _arrays,
     _compress,
     _compress_records,
-    _dispatch,
     _dtypes,
     _excess,
     _foreign,
@@ -26,12 +26,11 @@ from sparse24 import (
     _prune,
     _storage,
 )
-from sparse24._errors import ArgumentError, DTypeError
-from sparse24._options import Call
-from sparse24._records import PLAIN, Compressed24, Fused
-from sparse24._target import Result
+from sparse24._errors import DTypeError
+from sparse24._records import Compressed24
 from sparse24._torch import repack as torch_repack
 from sparse24._torch import replay as torch_replay
+from sparse24._torch.factors import TURNED, Factor, empty_product, times
 from sparse24._torch.operators import meaning_for_tracing, operator
 from sparse24._torch.parts import (
     dtype_of,
@@ -40,16 +39,11 @@ from sparse24._torch.parts import (
     operand_of,
     parts_of,
     record_of,
-    result_type,
     tensors_of,
     typed,
-    vector_type,
-    without_autocast,
 )
-from sparse24._torch.settled import are_settled, made, note
+from sparse24._torch.settled import made
 from sparse24._torch.under_mask import under_mask
-
-FORMS = ("x@At", "x@A", "A@b", "At@b")
 
 
 @operator
@@ -97,75 +91,17 @@ def _(x, mask, transposable):
 def product(
     parts: list[Tensor], m: int, k: int, dense: Tensor, bias: Tensor | None, form: str
 ) -> Tensor:
-    """A product with the packed matrix A (m, k); `form` is one of `FORMS`.
-
-    ``x @ A`` is computed as the transpose of ``A.T @ x.T``, which exchanges views only.  A bias
-    is added to the columns of ``x @ A`` or ``x @ A.T``.
-    """
-    turned, left = form in ("x@A", "At@b"), form.startswith("x")
+    """A product with the packed matrix A (m, k), as of `factors.times`."""
+    turned = form in TURNED
     stored = parts[2:] if turned else parts[:2]
-    if not stored and bias is None and _multiplies_densely(parts[0], dense):
-        return _dense_product(parts, m, k, dense, left=left)
-    settled = len(stored) > 0 and are_settled(*stored)
-    key = torch_replay.product_key(stored[0], dense, bias, m, k, form) if stored else None
-    key = key and (*key, settled)
-    known = torch_replay.find(key)
-    added = None if bias is None else _as_added(bias, parts[0], dense)
-    if known is not None:
-        return known(*stored, dense, added)
-    with _foreign_streams.stream_of(dense):
-        epilogue = PLAIN if added is None else Fused(row_bias=_foreign.view_of(added))
-        a, b = operand_of(parts, m, k, turned=turned), _foreign.view_of(dense)
-        b = b.T if left else b
-        call = Call(other_dtype=dtype_of(dense))
-        shape = (a.shape[0], b.shape[1])
-        result = Result.of(a, b, None, call, shape[::-1] if left else shape)
-        out = result.allocate(None)
-        launched = _dispatch.fill(a, b, out.T if left else out, epilogue, call, result)
-        product = _foreign.to_torch(out)
-        if launched is not None:
-            launched = launched._replace(settled=settled)
-            torch_replay.remember(key, launched, product)
-            if launched.waits:
-                note(stored[0], stored[1], dense)
-        return product
-
-
-def _as_added(bias: Tensor, values: Tensor, dense: Tensor) -> Tensor:
-    """A bias as kernels add it to the products of these operands, whatever its own type."""
-    return in_type(bias, vector_type(values, dense)).contiguous()
-
-
-def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:
-    """Whether a product across the groups is torch's, of the matrix with its zeros.
-
-    On the CPU a kernel of ours does without that matrix.
-    """
-    return dense.is_cuda and values.dtype in _FLOATS and dense.dtype in _FLOATS
-
-
-def _dense_product(parts: list[Tensor], m: int, k: int, given: Tensor, *, left: bool) -> Tensor:
-    """``x @ A`` or ``A.T @ b`` by torch, in the type that ours would have."""
-    common = torch.promote_types(parts[0].dtype, given.dtype)
-    matrix, given = in_type(whole(parts, m, k), common), in_type(given, common)
-    with without_autocast(given):
-        return given @ matrix if left else matrix.t() @ given
+    operand = functools.partial(operand_of, parts, m, k, turned=turned)
+    whole_in = lambda dtype: in_type(whole(parts, m, k), dtype)  # noqa: E731
+    return times(Factor(m, k, parts[0].dtype, stored, operand, whole_in), dense, bias, form)
 
 
 @meaning_for_tracing("product")
 def _(parts, m, k, dense, bias, form):
-    if form not in FORMS:
-        raise ArgumentError(f"form must be one of {FORMS}, got {form!r}")
-    rows, columns = {
-        "x@At": (dense.shape[0], m),
-        "x@A": (dense.shape[0], k),
-        "A@b": (m, dense.shape[1]),
-        "At@b": (k, dense.shape[1]),
-    }[form]
-    return dense.new_empty((rows, columns), dtype=result_type(parts[0], dense))
-
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return empty_product(parts[0].dtype, m, k, dense, form)
 
 
 @operator

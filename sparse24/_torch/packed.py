@@ -114,7 +114,8 @@ class Packed:
         tensors, bias = origin.pack(dtype), origin.vector(dtype)
         weight = unpack(tensors, *origin.weight.shape[-2:])
         if bias is not None:
-            bias = bias.detach().to(vector_type(tensors[0]))
+            wanted = vector_type(tensors[0].dtype, on_gpu=tensors[0].is_cuda)
+            bias = bias.detach().to(wanted)
             tensors = [*tensors, bias]
         return cls(sources, origin.transposable, weight, bias, tensors)
 

@@ -19,17 +19,17 @@ from sparse24.formats.two_four import Sparse24Array
 
 def dtype_of(x: Tensor) -> _dtypes.DType:
     """The element type of a tensor."""
-    return _named(x.dtype)
+    return named(x.dtype)
 
 
 @functools.cache
-def _named(dtype: torch.dtype) -> _dtypes.DType:
+def named(dtype: torch.dtype) -> _dtypes.DType:
     return _dtypes.lookup(str(dtype).removeprefix("torch."), argument="dtype")
 
 
-def result_type(a: Tensor, b: Tensor) -> torch.dtype:
-    """The type of a product of two operands, also of fp8, which torch promotes to nothing."""
-    common, _ = _promotion.promote(dtype_of(a), dtype_of(b))
+def result_type(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The type of a product of operands of two, also of fp8, which torch promotes to nothing."""
+    common, _ = _promotion.promote(named(a), named(b))
     return getattr(torch, common.result)
 
 
@@ -101,15 +101,14 @@ def in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else x.to(dtype)
 
 
-def vector_type(*operands: Tensor) -> torch.dtype:
-    """In which type kernels add a bias to products of such operands.
+def vector_type(*operands: torch.dtype, on_gpu: bool) -> torch.dtype:
+    """In which type kernels add a bias to products of operands of these types.
 
     Sums of int8 are whole numbers that float32 may not hold, nor an int32 bias; on a GPU kernels
     add no other vectors to them.
     """
-    types = {x.dtype for x in operands}
-    whole = torch.int8 in types and not operands[0].is_cuda
-    return torch.float64 if whole or torch.float64 in types else torch.float32
+    whole = torch.int8 in operands and not on_gpu
+    return torch.float64 if whole or torch.float64 in operands else torch.float32
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:

@@ -28,7 +28,7 @@ def matmul(a: SparseArray | Tensor, b: SparseArray | Tensor, *, dtype: Any = Non
 
     Parameters
     ----------
-    a, b : Sparse24Array, NMArray or HybridArray, and Tensor
+    a, b : Sparse24Array, Quantised24Array, NMArray or HybridArray, and Tensor
         One is sparse, on the device of the other.  Shapes as for `sparse24.matmul`.
     dtype : dtype, optional
         Type of the result, as in `sparse24.matmul`.

@@ -12,6 +12,7 @@ from sparse24._torch.check import check_tensor
 from sparse24._torch.stored import tensor_of
 from sparse24._torch.tensor import Sparse24Tensor
 from sparse24._torch.transforms import differentiable
+from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -77,13 +78,13 @@ def sparsify24(
 
 
 def to_sparse_semi_structured(
-    original_tensor: Tensor | Sparse24Array, transposed: bool = False
+    original_tensor: Tensor | Sparse24Array | Quantised24Array, transposed: bool = False
 ) -> Sparse24Tensor:
     """Pack a matrix that is 2:4; stands in for ``torch.sparse.to_sparse_semi_structured``.
 
     Parameters
     ----------
-    original_tensor : Tensor or Sparse24Array, shape (m, k)
+    original_tensor : Tensor, Sparse24Array or Quantised24Array, shape (m, k)
         Of an array that is compressed already, such as one of a file, the memory is shared, and
         nothing is copied into the tensor: for that pass its ``.clone()`` on.
     transposed : bool
@@ -92,6 +93,7 @@ def to_sparse_semi_structured(
     Returns
     -------
     Sparse24Tensor, shape (m, k)
+        A `Quantised24Tensor` of a `Quantised24Array`.
 
     Raises
     ------
@@ -115,7 +117,7 @@ def to_sparse_semi_structured(
     """
     if _check.flag(transposed, argument="transposed"):
         raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")
-    if isinstance(original_tensor, Sparse24Array):
+    if isinstance(original_tensor, Sparse24Array | Quantised24Array):
         return tensor_of(original_tensor)
     check_tensor(original_tensor, "original_tensor")
     if original_tensor.ndim != 2:

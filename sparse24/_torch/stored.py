@@ -1,7 +1,7 @@
 """`Sparse24Tensor` to and from arrays of sparse24, and the form in which it is saved.
 
 What is saved is canonical, as in files of sparse24, because the codes of a packed matrix are in
-another order on a GPU: so it can be loaded on any device.
+another order on a GPU: so it can be loaded on any device.  Bricks are the same on all devices.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _foreign, _foreign_streams, _storage, convert
-from sparse24._errors import ShapeError
+from sparse24 import _check, _foreign, _foreign_streams, _quantised, _storage, convert
+from sparse24._errors import FormatError, ShapeError
+from sparse24._records import Compressed24
 from sparse24._torch import parts as parts_
+from sparse24._torch import quantised_ops
+from sparse24._torch.quantised import Quantised24Tensor
 from sparse24._torch.tensor import Sparse24Tensor
+from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.two_four import Sparse24Array
+from sparse24.kernels import bricks as layout
 
 Orientations = tuple[tuple[Tensor, Tensor], ...]  # (values, codes) of the matrix, of its transpose
 
 
-def tensor_of(array: Sparse24Array) -> Sparse24Tensor:
+def tensor_of(array: Sparse24Array | Quantised24Array) -> Sparse24Tensor:
     """The matrix with the orientation that it stores; shares its memory."""
     if array.ndim != 2:
         raise ShapeError(
@@ -26,11 +31,20 @@ def tensor_of(array: Sparse24Array) -> Sparse24Tensor:
         )
     if array.axis != -1:
         return tensor_of(array.T).t()
-    array.check()
-    with _foreign_streams.stream_of(array.values):
-        tensor = Sparse24Tensor(parts_.tensors_of(array._operand.stored), array.shape)
+    record = array._operand.stored
+    with _foreign_streams.stream_of(record.values):
+        if isinstance(array, Quantised24Array):
+            tensor = _quantised_tensor(record)
+        else:
+            array.check()
+            tensor = Sparse24Tensor(parts_.tensors_of(record), array.shape)
     tensor.lent = True
     return tensor
+
+
+def _quantised_tensor(record: Compressed24) -> Sparse24Tensor:
+    bricks, dtype = _foreign.to_torch(record.values), getattr(torch, record.dtype.name)
+    return Quantised24Tensor([bricks], record.shape, dtype=dtype)
 
 
 def saved(a: Sparse24Tensor) -> tuple[Orientations, tuple[int, int]]:
@@ -79,5 +93,40 @@ def _packed(values: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tenso
     return parts_.tensors_of(array.to_device(str(values.device))._operand.stored)
 
 
+def restored_quantised(
+    bricks: Tensor,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    lead: tuple[int, ...],
+    turned: bool,
+    learns: bool,
+    parameter: bool,
+) -> Sparse24Tensor:
+    """As `restored`, of what a `Quantised24Tensor` has saved."""
+    bricks = bricks if bricks.is_meta else _checked_bricks(bricks, shape, dtype)
+    seen = _check.sizes((*lead, *(shape[::-1] if turned else shape)), argument="shape")
+    a = Quantised24Tensor([bricks], seen, turned=bool(turned), dtype=dtype)
+    return torch.nn.Parameter(a, learns) if parameter else a.requires_grad_(learns)
+
+
+def _checked_bricks(bricks: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    m, k = shape
+    wanted = [(*layout.counts(m, k), layout.size(bits)) for bits in layout.BITS]
+    if bricks.dtype != torch.uint8 or bricks.shape not in wanted:
+        raise FormatError(
+            f"a quantised matrix {tuple(shape)} is stored as uint8 of shape {wanted[0]} or "
+            f"{wanted[1]}, got {bricks.dtype} {tuple(bricks.shape)}; the data are damaged"
+        )
+    record = quantised_ops.record_of(bricks.cpu().contiguous(), m, k, dtype)
+    parts = _quantised.parts_of(record)
+    convert.from_parts(parts.integers, parts.metadata, (m, k))
+    if m % layout.ROWS == 0 == k % layout.COLUMNS:
+        return bricks.contiguous()
+    whole = _quantised.record_of(parts, (m, k), record.quantised, record.dtype)
+    return _foreign.to_torch(whole.values).to(bricks.device)  # with zeros around the matrix
+
+
 restored.__module__ = "sparse24.torch"  # by which files name it
-torch.serialization.add_safe_globals([restored])  # so that torch.load needs no unpickling of code
+restored_quantised.__module__ = "sparse24.torch"
+# So that torch.load needs no unpickling of code.
+torch.serialization.add_safe_globals([restored, restored_quantised])

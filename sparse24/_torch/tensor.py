@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from sparse24._torch import views as torch_views
 from sparse24._torch.matrix import PackedMatrix, undefined
 from sparse24._torch.parts import unpack
 from sparse24._torch.transforms import differentiable
+from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.two_four import Sparse24Array
 
 _aten = torch.ops.aten
@@ -68,7 +69,7 @@ class Sparse24Tensor(PackedMatrix):
         dense = differentiable(_ToDense, self) if learns else self.whole()  # parts have no graph
         return dense if dtype is None else dense.to(dtype)
 
-    def to_array(self) -> Sparse24Array:
+    def to_array(self) -> Sparse24Array | Quantised24Array:
         """The matrix as an array of sparse24, to save or to multiply without torch.
 
         Shares the memory of this tensor, into which nothing may then be copied as long as the array
@@ -84,8 +85,11 @@ class Sparse24Tensor(PackedMatrix):
                 f"to_array takes a matrix, got shape {tuple(self.shape)}; call it before expand"
             )
         with _foreign_streams.stream_of(self.parts[0]):
-            stored = unpack(self.parts, *self.stored_shape)
+            stored = self._stored_array()
             return stored.T if self.turned else stored
+
+    def _stored_array(self) -> Sparse24Array | Quantised24Array:
+        return unpack(self.parts, *self.stored_shape)
 
     def __reduce_ex__(self, protocol):
         """Saved in the canonical form, checked when it is loaded."""
@@ -103,10 +107,11 @@ class Sparse24Tensor(PackedMatrix):
         return new
 
     def __repr__(self, *, tensor_contents=None) -> str:
-        return (
-            f"Sparse24Tensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
-            f"transposable={len(self.parts) == 4})"
-        )
+        facts = f"shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}"
+        return f"{type(self).__name__}({facts}, {self._shown_kind()})"
+
+    def _shown_kind(self) -> str:
+        return f"transposable={len(self.parts) == 4}"
 
     @property
     def data(self) -> Sparse24Tensor:
@@ -115,10 +120,10 @@ class Sparse24Tensor(PackedMatrix):
     @data.setter
     def data(self, other: Tensor) -> None:
         """Torch alone would exchange the shape and the type, but none of the parts."""
-        if not isinstance(other, Sparse24Tensor):
+        if type(other) is not type(self):
             raise UnsupportedError(
-                f"data of a Sparse24Tensor must be another one, got {_check.shown(other)}; pack it "
-                "by to_sparse_semi_structured, or make a new parameter"
+                f"data of a {type(self).__name__} must be another one, got {_check.shown(other)}; "
+                "pack it by to_sparse_semi_structured, or make a new parameter"
             )
         Tensor.data.__set__(self, other)
         self.parts, self.turned, self.lent = other.parts, other.turned, other.lent
@@ -152,12 +157,12 @@ class Sparse24Tensor(PackedMatrix):
         names = [f"_part{i}" for i in range(len(self.parts))]
         for name, part in zip(names, self.parts, strict=True):
             setattr(self, name, part)
-        return names, (tuple(self.shape), self.turned, self.lent)
+        return names, (tuple(self.shape), self.turned, self.lent, self.dtype)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        shape, turned, lent = context
-        made = cls([inner[name] for name in sorted(inner)], shape, turned=turned)
+        shape, turned, lent, dtype = context
+        made = cls([inner[name] for name in sorted(inner)], shape, turned=turned, dtype=dtype)
         made.lent = lent
         return made
 
@@ -167,13 +172,14 @@ class Sparse24Tensor(PackedMatrix):
             (tuple(part.shape), part.stride(), part.storage_offset(), part.dtype, part.device)
             for part in self.parts
         ]
-        key = repr((tuple(self.shape), self.turned, self.lent, self.requires_grad, parts))
+        facts = tuple(self.shape), self.dtype, self.turned, self.lent, self.requires_grad
+        key = repr((*facts, parts))
         return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        rule = _RULES.get(function)
+        rule = cls._rules.get(function)
         if rule is not None:
             return rule(*args, **kwargs)
         _refuse_nested(args)
@@ -185,6 +191,7 @@ class Sparse24Tensor(PackedMatrix):
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+    _rules: ClassVar[dict[Any, Callable[..., Any]]]
 
 
 def _has_no_memory(purpose: str) -> UnsupportedError:
@@ -217,7 +224,7 @@ def _way_out(function, operands) -> str:
     if function in _OF_OPTIMIZERS:
         return f"call .to_dense() first, and {learning}"
     in_place = function._schema.is_mutable and function._schema.name.endswith("_")
-    if in_place and isinstance(operands[0], PackedMatrix):
+    if in_place and isinstance(operands[0], PackedMatrix) and not operands[0].bits:
         return f"its elements are not written in place: w = 2 * w makes a new one, and {learning}"
     return "call .to_dense() first"
 
@@ -227,7 +234,7 @@ def _kept_gradient(a: Sparse24Tensor, x: Tensor, transposable: bool) -> Tensor:
     return ops.kept_gradient(a.whole(), x, transposable)
 
 
-_RULES: dict[Any, Callable[..., Any]] = {
+COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     _aten.detach.default: torch_views.same,
     _aten.alias.default: torch_views.same,
     _aten.t.default: torch_views.turn,
@@ -245,12 +252,15 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.addmm.default: torch_matmul.addmm,
     _aten._native_multi_head_attention.default: torch_fused.attention,
     _aten._transformer_encoder_layer_fwd.default: torch_fused.encoder_layer,
+    **torch_reductions.RULES,
+    **torch_copies.RULES,
+}
+Sparse24Tensor._rules = {
+    **COMMON_RULES,
     _aten.mul.Tensor: torch_arithmetic.multiply,
     _aten.div.Tensor: torch_arithmetic.divide,
     _aten.neg.default: torch_arithmetic.negative,
     _aten.abs.default: torch_arithmetic.absolute,
-    **torch_reductions.RULES,
-    **torch_copies.RULES,
     **torch_sums.RULES,
     ops.kept_gradient: _kept_gradient,
 }

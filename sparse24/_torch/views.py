@@ -6,11 +6,8 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sparse24 import _spec
 from sparse24._errors import ShapeError
-from sparse24._torch import ops
 from sparse24._torch.matrix import PackedMatrix, undefined
 
 _aten = torch.ops.aten
@@ -71,13 +68,13 @@ def view(a: PackedMatrix, shape: list[int], *, function=_aten.view.default) -> P
 
 
 def cut(a: PackedMatrix, axis: int = 0, start=None, stop=None, step: int = 1) -> PackedMatrix:
-    """Rows, or whole groups of columns."""
+    """Rows or columns."""
     _check_axes(a, [axis])
     if a.ndim != 2 or step != 1:
         raise undefined(_aten.slice.Tensor)
     axis %= 2
     start, stop, _ = slice(start, stop).indices(a.shape[axis])
-    return _part(a, axis, start, max(start, stop))
+    return a.part(axis, start, max(start, stop))
 
 
 def split(a: PackedMatrix, size: int, axis: int = 0) -> list[PackedMatrix]:
@@ -96,36 +93,3 @@ def split_in(a: PackedMatrix, sizes: list[int], axis: int = 0) -> list[PackedMat
             f"sizes of the parts must add up to {a.shape[axis]}, got {list(sizes)}; give others"
         )
     return [cut(a, axis, stop - n, stop) for n, stop in zip(sizes, accumulate(sizes))]
-
-
-def _part(a: PackedMatrix, axis: int, start: int, stop: int) -> PackedMatrix:
-    """Of a transposable matrix the orientation alone in which the part is rows."""
-    (m, k), parts = a.stored_shape, a.parts
-    shape = [*a.shape]
-    shape[axis] = stop - start
-    if axis == (1 if a.turned else 0):
-        return a.seen(shape, a.turned, _rows(parts[:2], m, k, start, stop))
-    if len(parts) == 4:
-        return a.seen(shape, not a.turned, _rows(parts[2:], k, m, start, stop))
-    if start < stop and (start % _spec.GROUP or (stop % _spec.GROUP and stop != k)):
-        raise ShapeError(
-            f"[{start}:{stop}] cuts a group of {_spec.GROUP} along axis {axis} of a "
-            f"Sparse24Tensor of shape {tuple(a.shape)}; cut at multiples of {_spec.GROUP}, or call "
-            ".to_dense() first"
-        )
-    return a.seen(shape, a.turned, _packed(ops.dense(parts, m, k)[:, start:stop]))
-
-
-def _rows(parts: list[Tensor], m: int, k: int, start: int, stop: int) -> list[Tensor]:
-    """Views, but of a GPU's codes, whose order is that of tiles of rows."""
-    values, codes = parts
-    if codes.ndim == values.ndim:
-        return [values[start:stop], codes[start:stop]]
-    if start % _spec.ATOM_M:
-        return _packed(ops.dense(parts, m, k)[start:stop])
-    tiles = slice(start // _spec.ATOM_M, -(-stop // _spec.ATOM_M))
-    return [values[start:stop], codes[:, tiles].contiguous()]
-
-
-def _packed(dense: Tensor) -> list[Tensor]:
-    return ops.pack(dense.contiguous(), None, False)

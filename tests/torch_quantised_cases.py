@@ -1,0 +1,38 @@
+"""Quantised weights for the tests of the torch bridge, and what they stand for."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch_cases import CLOSE
+
+import sparse24 as s24
+from sparse24 import torch as st
+
+M, K = 48, 256
+BITS = [4, 8]
+TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+NARROW = {"rtol": 2e-2, "atol": 2e-2}
+
+
+def packed(bits=4, shape=(M, K), dtype=torch.float32, device="cpu"):
+    """A quantised weight, and the matrix that it stands for."""
+    dense = s24.prune(torch.randn(shape, device=device).to(dtype))
+    array = s24.quantise(dense, bits=bits)
+    return st.to_sparse_semi_structured(array), s24.convert.to_torch(array)
+
+
+def layers(bits=4, dtype=torch.float32, device="cpu"):
+    """A layer with a quantised weight, and the same with what that stands for."""
+    weight, dense = packed(bits, dtype=dtype, device=device)
+    ours = torch.nn.Linear(K, M, dtype=dtype, device=device).requires_grad_(False)
+    wanted = copy.deepcopy(ours)
+    ours.weight = torch.nn.Parameter(weight, requires_grad=False)
+    wanted.weight.copy_(dense)
+    return ours, wanted
+
+
+def close(got, want):
+    tolerance = NARROW if want.dtype in (torch.float16, torch.bfloat16) else CLOSE
+    torch.testing.assert_close(got, want, **tolerance)
