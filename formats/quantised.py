@@ -246,7 +246,7 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
         array = self._of(record)
         return array if self.axis == -1 else array.mT
 
-    def _made_of(self, parts: Parts, shape: tuple[int, int]) -> Self:
+    def _made_of(self, parts: Parts, shape: tuple[int, ...]) -> Self:
         return self._of(_quantised.record_of(parts, shape, self.bits, self._dtype))
 
     def _matrices(self, key) -> Any:
@@ -290,6 +290,6 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
         return self._made_of(parts, tuple(shape))
 
 
-def of_parts(parts: Parts, shape: tuple[int, int], bits: int, dtype: _dtypes.DType):
+def of_parts(parts: Parts, shape: tuple[int, ...], bits: int, dtype: _dtypes.DType):
     """The array of checked parts."""
     return Quantised24Array._of(_quantised.record_of(parts, shape, bits, dtype))

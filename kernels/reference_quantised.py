@@ -26,7 +26,7 @@ def rounded(values: np.ndarray, factors: np.ndarray, bits: int) -> np.ndarray:
         inverse = np.where(factors == 0, np.float32(0), np.float32(1) / factors)
     least = -(1 << bits - 1)
     integers = np.clip(np.rint(groups * inverse[..., None]), least, -1 - least).astype(np.int8)
-    return integers.reshape(len(values), -1)[:, : values.shape[1]]
+    return _in_rows(integers)[:, : values.shape[1]]
 
 
 def dequantise(integers: np.ndarray, factors: np.ndarray) -> np.ndarray:
@@ -34,7 +34,7 @@ def dequantise(integers: np.ndarray, factors: np.ndarray) -> np.ndarray:
     groups = (
         _in_groups(np.asarray(integers, np.float64)) * np.asarray(factors, np.float64)[..., None]
     )
-    return groups.reshape(len(integers), -1)[:, : integers.shape[1]]
+    return _in_rows(groups)[:, : integers.shape[1]]
 
 
 def _in_groups(x: np.ndarray) -> np.ndarray:
@@ -44,3 +44,9 @@ def _in_groups(x: np.ndarray) -> np.ndarray:
     padded = np.zeros((m, groups * STORED), x.dtype)
     padded[:, :stored] = x
     return padded.reshape(m, groups, STORED)
+
+
+def _in_rows(groups: np.ndarray) -> np.ndarray:
+    """The inverse of `_in_groups`, but for the zeros behind the ends."""
+    m, count, stored = groups.shape
+    return groups.reshape(m, count * stored)

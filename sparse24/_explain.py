@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sparse24 import (
     _arrays,
     _batch_axes,
@@ -14,7 +16,7 @@ from sparse24 import (
     _product,
 )
 from sparse24._errors import ArgumentError
-from sparse24._explain_gpu import on_gpu
+from sparse24._explain_gpu import of_quantised, on_gpu
 from sparse24._explanation import Explanation
 from sparse24._matmul import OURS, check_algorithm, embedded, factors, named_type
 from sparse24._named_operands import with_array
@@ -208,12 +210,17 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     way_out = "keep_dense=True would let"
     if laid.a.dtype is not a.dtype:  # a conversion keeps nothing dense
         way_out = f"a matrix compressed in {a.dtype.name} with {way_out}"
+    quantised = _dispatch.is_quantised(laid.a)
     if not laid.types.on_gpu:
-        return _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
+        told = _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
+        return dataclasses.replace(told, reason=told.reason + _KEPT) if quantised else told
     problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
+    if quantised:
+        return of_quantised(problem, laid.a, b.device.id, call.algorithm)
     return on_gpu(problem, laid.a.dtype.name, b.device.id, call.algorithm, kept, way_out)
 
 
+_KEPT = "; the first product dequantises the matrix, and keeps the result"
 _BY_ROWS = (
     "the groups do not run along the contracted axis, so the Numba kernel adds up the stored rows, "
     "skipping their zeros"

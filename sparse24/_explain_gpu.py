@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sparse24 import _planner, _tuning_cache, _widening
 from sparse24._explanation import Explanation
 from sparse24._planner import Candidate
-from sparse24._records import Problem
+from sparse24._records import Operand24, Problem
 
 
 def on_gpu(
@@ -26,19 +26,40 @@ def on_gpu(
     """
     taken = _widening.as_multiplied(problem, stored, device, algorithm)
     if taken is not problem:
-        return _widened(taken, problem, device, algorithm)
+        return _widened(taken, problem, device, algorithm, f"widens the {stored} elements")
+    converted = ""
+    if stored != problem.dtype:
+        converted = f"; the {stored} elements are converted to {problem.dtype} at each call"
+    return _by_candidates(problem, device, algorithm, dense, way_out, converted)
+
+
+def of_quantised(problem: Problem, a: Operand24, device: int, algorithm: str) -> Explanation:
+    """Explain a product of a quantised matrix; the parameters are those of `on_gpu`."""
+    taken = _widening.of_quantised(problem, a, device, algorithm)
+    if taken.quantised:
+        widens = f"widens the integers of {taken.quantised} bits"
+        return _widened(taken, problem, device, algorithm, widens)
+    converted = f"; the integers are dequantised to {problem.dtype} at each call"
+    way_out = "a matrix that is not quantised, compressed with keep_dense=True, would let"
+    return _by_candidates(problem, device, algorithm, False, way_out, converted)
+
+
+def _by_candidates(
+    problem: Problem, device: int, algorithm: str, dense: bool, way_out: str, converted: str
+) -> Explanation:
+    """Explain a product of elements of the problem's types; `converted` ends the reason."""
     ranked = tuple(_planner.candidates(problem, device, dense=True))
     chosen = _planner.choose(problem, device, dense=dense, algorithm=algorithm)
     measured = _tuning_cache.measured(device, problem, dense=dense)
     reason = "it was asked for"
     if algorithm == "auto":
         reason = _reason(chosen, ranked, measured, way_out)
-    if stored != problem.dtype:
-        reason += f"; the {stored} elements are converted to {problem.dtype} at each call"
-    return Explanation(chosen.name, ranked, measured, reason, dense)
+    return Explanation(chosen.name, ranked, measured, reason + converted, dense)
 
 
-def _widened(problem: Problem, converted: Problem, device: int, algorithm: str) -> Explanation:
+def _widened(
+    problem: Problem, converted: Problem, device: int, algorithm: str, widens: str
+) -> Explanation:
     """Explain a product of elements as they are stored, beside the dense one of converted ones."""
     chosen = _planner.choose(problem, device, dense=False, algorithm=algorithm)
     dense = _planner.choose(converted, device, dense=True, algorithm=_planner.DENSE_KERNEL)
@@ -48,7 +69,7 @@ def _widened(problem: Problem, converted: Problem, device: int, algorithm: str) 
         faster = f"predicted {dense.seconds / chosen.seconds:.2f} times as fast as a dense product"
         if chosen.name in measured:
             faster = f"the fastest measured of {len(measured)} candidates on this GPU"
-        reason = f"it widens the {problem.dtype} elements as it reads them, and is {faster}"
+        reason = f"it {widens} as it reads them, and is {faster}"
     ranked = [*_planner.candidates(problem, device, dense=False), dense]
     ranked.sort(key=lambda candidate: candidate.seconds)
     return Explanation(chosen.name, tuple(ranked), measured, reason)

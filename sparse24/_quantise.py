@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sparse24 import _arrays, _check, _devices, _dtypes, _quantised, _storage
@@ -13,9 +15,9 @@ from sparse24.formats.quantised import Quantised24Array, of_parts
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import bricks
 
-# Scales that `method="mse"` tries for each 128 columns, relative to the largest magnitude.  The
-# square error of normal elements of 4 bits is least at 0.87 of it.
-SHRUNK = np.linspace(0.65, 1.0, 15)
+# Of the largest scale, those that `method="mse"` tries; 0.95 is best for normal elements.
+SHARES = tuple(np.linspace(0.65, 1.0, 15).tolist())
+_TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
 
 
 def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
@@ -62,8 +64,8 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
     >>> for bits in (4, 8):
     ...     error = s24.quantise(A, bits=bits).toarray().astype("float32") - A.toarray()
     ...     print(f"{np.linalg.norm(error) / np.linalg.norm(A.toarray()):.3f}")
-    0.087
-    0.005
+    0.090
+    0.006
     """
     _check.one_of(bits, bricks.BITS, argument="bits")
     _check.one_of(method, ("mse", "absmax"), argument="method")
@@ -73,7 +75,7 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
         values = _storage.converted(record.values, record.dtype, _dtypes.TABLE["float32"])
         if record.dtype.name == "float32":
             values = record.values
-        integers, factors = _rounded(values, bits, shrunk=SHRUNK if method == "mse" else (1.0,))
+        integers, factors = _rounded(values, bits, SHARES if method == "mse" else (1.0,))
         parts = _quantised.Parts(integers, _storage.canonical(record), factors)
         quantised = of_parts(parts, record.shape, bits, record.dtype)
     return quantised if array.axis == -1 else quantised.mT
@@ -94,27 +96,31 @@ def _as_24(A) -> Sparse24Array:
     return array
 
 
-def _rounded(values, bits: int, shrunk):
-    """Integers of stored elements (m, stored), and the factors of every 64 of them."""
+def _rounded(values, bits: int, shares: Sequence[float]):
+    """Integers of stored elements (m, stored), and the factors of every 64 of them.
+
+    Of the factors that are these shares of the largest, those with the least square error.
+    """
     xp = _arrays.namespace(values)
     groups = _in_groups(values)
-    least = -(1 << bits - 1)
-    at = xp.abs(groups).argmax(-1)[..., None]
-    factors = xp.take_along_axis(groups, at, -1) / np.float32(least)
     if not bool(xp.isfinite(groups).all()):
         raise ArgumentError("A has elements that are infinite, NaN or beyond float32; scale it")
-    best = xp.full(factors.shape, np.inf, np.float32)
-    kept, integers = factors, xp.zeros(groups.shape, np.int8)
-    for share in shrunk:
-        tried = factors * np.float32(share)
-        inverse = xp.where(tried == 0, np.float32(0), 1 / xp.where(tried == 0, 1, tried))
-        rounded = xp.clip(xp.rint(groups * inverse), least, -1 - least)
-        error = xp.square(rounded * tried - groups).sum(-1, keepdims=True)
+    least = -(1 << bits - 1)
+    at = xp.abs(groups).argmax(-1)[..., None]
+    largest = xp.take_along_axis(groups, at, -1) / np.float32(least)
+    largest = xp.where(xp.abs(largest) < _TINY, np.float32(0), largest)
+    best = xp.full(largest.shape, np.inf, np.float32)
+    factors, integers = xp.zeros_like(largest), xp.zeros(groups.shape, np.int8)
+    for share in map(np.float32, shares):
+        tried = largest * share
+        scaled = groups / xp.where(tried == 0, np.float32(np.inf), tried)
+        rounded = xp.clip(xp.rint(scaled), least, -1 - least)
+        error = xp.square(rounded - scaled).sum(-1, keepdims=True) * share**2
         better = error < best
-        best, kept = xp.where(better, error, best), xp.where(better, tried, kept)
+        best, factors = xp.where(better, error, best), xp.where(better, tried, factors)
         integers = xp.where(better, rounded.astype(np.int8), integers)
     m, stored = values.shape
-    return integers.reshape(m, -1)[:, :stored], kept[..., 0]
+    return integers.reshape(m, groups.shape[1] * bricks.STORED)[:, :stored], factors[..., 0]
 
 
 def _in_groups(values):

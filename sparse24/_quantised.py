@@ -29,7 +29,7 @@ class Parts(NamedTuple):
     factors: Any
 
 
-def record_of(parts: Parts, shape: tuple[int, int], bits: int, dtype: DType) -> Compressed24:
+def record_of(parts: Parts, shape: tuple[int, ...], bits: int, dtype: DType) -> Compressed24:
     """The record of a matrix of these parts."""
     whole = Compressed24(parts.integers, parts.metadata, None, shape, _dtypes.TABLE["float16"])
     codes = _storage.packed(whole)  # in the order for elements of 16 bits
@@ -37,7 +37,7 @@ def record_of(parts: Parts, shape: tuple[int, int], bits: int, dtype: DType) -> 
     return with_bricks(packed, shape, bits, dtype)
 
 
-def with_bricks(packed: Any, shape: tuple[int, int], bits: int, dtype: DType) -> Compressed24:
+def with_bricks(packed: Any, shape: tuple[int, ...], bits: int, dtype: DType) -> Compressed24:
     return Compressed24(packed, None, packed, shape, dtype, quantised=bits)
 
 

@@ -65,7 +65,7 @@ def variants(problem: Problem) -> list[Variant]:
         exact = [variant._replace(kernels=STORES_NO_MORE) for variant in able]
         return exact + [variant._replace(stage_out=True) for variant in able]
     p, found = problem, [Variant(problem)]
-    narrow = p.quantised or _dtypes.TABLE[p.dtype].itemsize < _b_itemsize(p)  # A is widened
+    narrow = p.quantised > 0 or _dtypes.TABLE[p.dtype].itemsize < _b_itemsize(p)  # A is widened
     by_rows = p.b_order == "row" and (p.tensor_float or narrow or _b_itemsize(p) == 1)
     stage_b = not (p.aligned or p.b_aligned) or p.b_order == "strided" or by_rows
     fits = (p.aligned or p.out_aligned) and p.out_order != "strided"
