@@ -201,7 +201,7 @@ def test_joined_arrays_stay_quantised(rng, bits):
         np.concatenate([a, s24.quantise(pruned(rng, (8, 256)), bits=12 - bits)])
     with pytest.raises(s24.ShapeError, match="multiples of 128"):
         np.concatenate([wide, a], axis=1)
-    with pytest.raises(s24.ArgumentError, match="numpy.stack"):
+    with pytest.raises(s24.ArgumentError, match="which numpy"):
         np.stack([a, a])
 
 

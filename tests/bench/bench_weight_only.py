@@ -1,11 +1,12 @@
-"""8-bit weights with 16-bit tokens: adds cases to ``few_tokens.json``.
+"""8-bit and 4-bit weights with 16-bit tokens: adds cases to ``few_tokens.json``.
 
-    python tests/bench/bench_weight_only.py [--stored int8 ...] [--tokens 1 8 ...]
+    python tests/bench/bench_weight_only.py [--stored int8 int4 ...] [--tokens 1 8 ...]
 
 The weight is quantised, the tokens are not: y (n, m) = x (n, k) @ w.T.  Ours is what the planner
-chooses untuned.  Rivals are cuBLAS with a dense weight of 16 bits, and torch with a dense weight
-of int8, compiled.  As in bench_few_tokens.py, all go round over copies of their weight that
-together exceed the L2 cache.
+chooses untuned; of int4, a `Quantised24Array`.  Rivals are cuBLAS with a dense weight of 16 bits,
+and torch with a dense weight of int8, compiled, or of 4 bits with a scale for every 128 columns.
+As in bench_few_tokens.py, all go round over copies of their weight that together exceed the L2
+cache.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from machine import needs_gpus
 
 import sparse24 as s24
 
-STEMS = ("sparse_decode",)
-TOKENS = (1, 8, 16, 32, 64)
+STEMS = ("sparse_decode", "sparse_quantised")
+STORED = ("int8", "float8_e4m3fn", "int4")
+TOKENS = (1, 8, 16, 32, 64, 128)
 ACTIVATIONS = "bfloat16"
 
 
 class Layer:
-    """A linear layer of a random 2:4 weight of 8 bits, as often as needed."""
+    """A linear layer of a random 2:4 weight of 8 or 4 bits, as often as needed."""
 
     def __init__(self, m: int, k: int, n: int, stored: str):
         torch.manual_seed(m + k + n)
@@ -40,12 +42,15 @@ class Layer:
             as_cupy(self.x),
             cp.empty((n, m), s24._dtypes.numpy_dtype(ACTIVATIONS)),
         )
+        held = ACTIVATIONS if stored == "int4" else stored
         scale = 30 if stored == "int8" else 1
         self.dense = [
-            (scale * torch.randn(m, k, device="cuda")).to(TORCH[stored])
-            for _ in range(copies(m * k // 2))
+            (scale * torch.randn(m, k, device="cuda")).to(TORCH[held])
+            for _ in range(copies(m * k // (4 if stored == "int4" else 2)))
         ]
-        self.sparse = [s24.compress(w, on_excess="prune", dtype=stored) for w in self.dense]
+        self.sparse = [s24.compress(w, on_excess="prune", dtype=held) for w in self.dense]
+        if stored == "int4":
+            self.sparse = [s24.quantise(a, bits=4, method="absmax") for a in self.sparse]
         self.chosen = s24.explain(self.tokens, self.sparse[0].T).chosen
 
     def contender(self) -> Contender:
@@ -55,13 +60,12 @@ class Layer:
         """Relative error of the first copy's product, written over poison, against float64."""
         self.y.view(cp.uint8).fill(0xFF)
         s24.matmul(self.tokens, self.sparse[0].T, self.y)
-        pruned = to_torch(self.sparse[0].astype(ACTIVATIONS).toarray(), TORCH[ACTIVATIONS])
+        pruned = to_torch(self.sparse[0].astype("float32").toarray(), torch.float32)
         return error_of(self.y, pruned, self.x, ACTIVATIONS)
 
     @property
     def bytes(self) -> int:
-        a = self.sparse[0]
-        return a.values.nbytes + a.packed.nbytes + self.tokens.nbytes + self.y.nbytes
+        return self.sparse[0].nbytes + self.tokens.nbytes + self.y.nbytes
 
 
 def run(m: int, k: int, n: int, stored: str) -> dict:
@@ -69,12 +73,16 @@ def run(m: int, k: int, n: int, stored: str) -> dict:
     ours = layer.contender()
     wide = [w.to(TORCH[ACTIVATIONS]) for w in layer.dense[: copies(2 * m * k)]]
     racing = {"ours": ours, "cublas": rivals.dense(wide, layer.x)}
-    compiled = rivals.compiled_int8_weights(layer.dense, layer.x) if stored == "int8" else []
+    narrow = []
+    if stored == "int8":
+        narrow = rivals.compiled_int8_weights(layer.dense, layer.x)
+    if stored == "int4":
+        narrow = [rivals.int4_weights(layer.dense, layer.x)]
     error = layer.error()
-    race(racing | {f"torch {i}": way for i, way in enumerate(compiled)})
+    race(racing | {f"torch {i}": way for i, way in enumerate(narrow)})
     named = {"cublas": racing["cublas"]}
-    if compiled:
-        named["torch_int8_weights"] = min(compiled, key=lambda way: way.us)
+    if narrow:
+        named[f"torch_{stored}_weights"] = min(narrow, key=lambda way: way.us)
     return case(
         f"{stored} weights {m}x{k}x{n}", ours=ours, kernel=layer.chosen, rivals=named,
         m=m, k=k, n=n, dtype=f"{stored} by {ACTIVATIONS}", error=error, bytes=layer.bytes,
@@ -96,8 +104,7 @@ def report(rows: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stored", nargs="+", choices=("int8", "float8_e4m3fn"),
-                        default=("int8", "float8_e4m3fn"))  # fmt: skip
+    parser.add_argument("--stored", nargs="+", choices=STORED, default=STORED)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()

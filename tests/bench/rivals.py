@@ -44,6 +44,19 @@ def dense_int8(weights: Sequence[torch.Tensor], x: torch.Tensor) -> Contender:
     return Contender([lambda w=w: torch._int_mm(x, w.t()) for w in weights], library="torch")
 
 
+def int4_weights(weights: Sequence[torch.Tensor], x: torch.Tensor) -> Contender:
+    """y = x @ w.T with dense weights of 4 bits, scales for groups of 128, by torch's own kernel."""
+    scales = torch.ones(x.shape[1] // 128, weights[0].shape[0], 2, device="cuda", dtype=x.dtype)
+    packed = [torch._convert_weight_to_int4pack(_nibbles(w), 8) for w in weights]
+    calls = [lambda w=w: torch._weight_int4pack_mm(x, w, 128, scales) for w in packed]
+    return Contender(calls, library="torch")
+
+
+def _nibbles(w: torch.Tensor) -> torch.Tensor:
+    """A weight of as many elements with random bits, two in a byte."""
+    return torch.randint(256, (w.shape[0], w.shape[1] // 2), dtype=torch.uint8, device="cuda")
+
+
 def compiled_int8_weights(weights: Sequence[torch.Tensor], x: torch.Tensor) -> list[Contender]:
     """y = x @ w.T with weights of int8 and tokens of 16 bits, in the ways that torch compiles it.
 

@@ -1,0 +1,40 @@
+"""Quantised matrices and problems shared by the tests of their kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24._dtypes import TABLE
+from sparse24._quantised import Parts, record_of
+from sparse24._records import Compressed24, Problem
+from sparse24.kernels import reference, reference_quantised
+
+
+def random_parts(rng, shape: tuple[int, int], bits: int) -> Parts:
+    """Every integer of the type at random places, and factors of both signs, zeros among them."""
+    m, k = shape
+    _, metadata = reference.compress(reference.prune(rng.standard_normal(shape)))
+    least, stored = -(1 << bits - 1), 2 * -(-k // 4)
+    integers = rng.integers(least, -least, (m, stored)).astype(np.int8)
+    integers[:, (k + 1) // 2 :] = 0  # behind the last column; a single element may be there twice
+    factors = rng.standard_normal((m, -(-k // 128))).astype(np.float32)
+    factors[rng.random(factors.shape) < 0.1] = 0
+    return Parts(integers, metadata, factors)
+
+
+def exact_matrix(parts: Parts, k: int) -> np.ndarray:
+    """The dense matrix in float64."""
+    values = reference_quantised.dequantise(parts.integers, parts.factors)
+    return reference.decompress(values, parts.metadata, k)
+
+
+def on_device(parts: Parts, shape: tuple[int, int], bits: int, dtype: str) -> Compressed24:
+    """The record on the GPU, packed there."""
+    import cupy as cp
+
+    return record_of(Parts(*map(cp.asarray, parts)), shape, bits, TABLE[dtype])
+
+
+def problem(m=4096, n=8, k=4096, *, bits=4, dtype="bfloat16", **fields) -> Problem:
+    fields = {"out_dtype": dtype, "b_order": "column", "out_order": "column", "batch": 1, **fields}
+    return Problem(m, n, k, dtype=dtype, b_dtype=dtype, quantised=bits, **fields)
