@@ -19,7 +19,12 @@ from sparse24.kernels import sparse_quantised_plan as plan
 
 gpu = pytest.mark.gpu
 pytestmark = pytest.mark.stem("sparse_quantised")
-TILES = [(tile, bits) for tile in plan.TILES for bits in bricks.BITS]
+TILES = [  # for 8 bits there is not always room
+    (tile, bits)
+    for tile in plan.TILES
+    for bits in bricks.BITS
+    if plan.placed(tile, problem(bits=bits)).stages >= plan.LEAST_STAGES
+]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +139,6 @@ def check(rng, shape, n, *, bits, dtype, config=None, epilogue=PLAIN, b=None, se
 @pytest.mark.parametrize(("tile", "bits"), TILES, ids=str)
 def test_every_tile(rng, cupy, tile, bits, dtype):
     placed = plan.placed(tile, problem(bits=bits, dtype=dtype))
-    if placed.stages < plan.LEAST_STAGES:
-        pytest.skip("8 bits leave no room for the stages of this tile")
     for shape in ((200, 1000), (512, 2048), (1, 4), (16, 132)):
         for n in (1, tile.n - 3, tile.n, tile.n + 5):
             check(rng, shape, n, bits=bits, dtype=dtype, config=placed)
