@@ -106,8 +106,6 @@ TILES: tuple[Tile, ...] = (
     Tile(32, 64, 512, (1, 2, 4), 1),
     Tile(64, 64, 512, (4, 1, 2), 1, wgmma=True),
     Tile(128, 64, 512, (8, 1, 1), 1, wgmma=True),
-    Tile(64, 128, 256, (4, 1, 2), 1, wgmma=True),
-    Tile(128, 128, 256, (8, 1, 1), 1, wgmma=True),
 )
 
 # Constants of `predict`, fitted to the timings of those sweeps, to 10 % root mean square.
@@ -121,15 +119,14 @@ _PRODUCT, _WGMMA_PRODUCT = 3.4e-13, 1.6e-13
 
 
 def fitting(problem: Problem) -> list[Config]:
-    """Tiles with the least columns that hold those of b, else those with the most."""
+    """Tiles up to the least width that holds the columns of b, where the ring of each has room.
+
+    Narrow ones, several along n, give more multiprocessors a share of few rows.
+    """
     able = [tile for tile in TILES if problem.compute_capability == 90 or not tile.wgmma]
-    columns = sorted({tile.n for tile in able})
-    holding = [wide for wide in columns if wide >= problem.n][:1]
-    for taken in holding + [wide for wide in reversed(columns) if wide < problem.n]:
-        found = [placed(tile, problem) for tile in able if tile.n == taken]
-        if fitting := [config for config in found if config.stages >= LEAST_STAGES]:
-            return fitting
-    return []
+    width = min((tile.n for tile in able if tile.n >= problem.n), default=problem.n)
+    found = [placed(tile, problem) for tile in able if tile.n <= width]
+    return [config for config in found if config.stages >= LEAST_STAGES]
 
 
 def configs(problem: Problem) -> list[Config]:

@@ -218,16 +218,7 @@ inline void multiply(Sums& sums, unsigned stage, const Lane& w, int left) {
     }
 }
 
-// Of two warpgroups with 128 columns each thread may have 208 registers.  Launch bounds would round the warps up to a
-// third warpgroup, and leave 168.
-#if WGMMA && TILE_N == 128
-#define BOUNDS __maxnreg__(208)
-#else
-#define BOUNDS __launch_bounds__(kAllThreads, BLOCKS)
-#endif
-static_assert(!(WGMMA && TILE_N == 128) || kAllThreads * 208 <= 65536);
-
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void __launch_bounds__(kAllThreads, BLOCKS)
 sparse_quantised(const char* bricks, const __grid_constant__ Dense b, Out::type* out, int ahead,
                  const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
