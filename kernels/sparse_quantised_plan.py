@@ -108,14 +108,16 @@ TILES: tuple[Tile, ...] = (
     Tile(128, 64, 512, (8, 1, 1), 1, wgmma=True),
 )
 
-# Constants of `predict`, fitted to the timings of those sweeps, to 10 % root mean square.
-_LAUNCH = 2.43e-6  # seconds
+# Constants of `predict`, fitted to the timings of those sweeps, of tiles with up to eight times
+# their columns: to 12 % root mean square.
+_LAUNCH = 1.42e-6  # seconds
 _TILE = 0.3e-6  # seconds until a block that has multiplied a tile has stored it
-_LATENCY, _WGMMA_LATENCY = 0.5e-6, 0.61e-6  # seconds, shared by the stages of a multiprocessor
-_STEP = 1.8e-8  # seconds until a warp has multiplied 16 rows by 32 columns of K
-_ATOM = 1.9e-7  # seconds until a warpgroup has multiplied 64 rows by 128 columns of K
-# Seconds of a multiprocessor for each element of a stage and column of b.
-_PRODUCT, _WGMMA_PRODUCT = 3.4e-13, 1.6e-13
+_LATENCY, _WGMMA_LATENCY = 0.88e-6, 0.54e-6  # seconds, shared by the stages of a multiprocessor
+_STEP = 4.6e-9  # seconds until a warp has multiplied 16 rows by 32 columns of K
+_ATOM = 1.3e-7  # seconds until a warpgroup has multiplied 64 rows by 128 columns of K
+# Seconds of a multiprocessor for each element of a stage, and with mma.sp for each column of b, too.
+_ELEMENT, _WGMMA_ELEMENT = 7.1e-12, 1.4e-11
+_PRODUCT = 2.8e-13
 
 
 def fitting(problem: Problem) -> list[Config]:
@@ -125,7 +127,9 @@ def fitting(problem: Problem) -> list[Config]:
     """
     able = [tile for tile in TILES if problem.compute_capability == 90 or not tile.wgmma]
     width = min((tile.n for tile in able if tile.n >= problem.n), default=problem.n)
-    found = [placed(tile, problem) for tile in able if tile.n <= width]
+    by_rows = problem.b_order == "row"  # then a tile has all columns of b
+    fits = lambda n: n == width if by_rows else n <= width  # noqa: E731
+    found = [placed(tile, problem) for tile in able if fits(tile.n)]
     return [config for config in found if config.stages >= LEAST_STAGES]
 
 
@@ -168,12 +172,12 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
 def _stage(config: Config, beside: int) -> float:
     """Seconds of a stage, of so many blocks beside one another."""
     rows, _, parts = config.warps
-    elements, in_rings = config.m * config.k * config.n * beside, config.stages * config.blocks
+    elements, in_rings = config.m * config.k * beside, config.stages * config.blocks
     if config.wgmma:
         atoms = config.k / bricks.COLUMNS / parts  # of a warpgroup
-        return _WGMMA_LATENCY / in_rings + atoms * _ATOM + elements * _WGMMA_PRODUCT
+        return _WGMMA_LATENCY / in_rings + atoms * _ATOM + elements * _WGMMA_ELEMENT
     steps = config.m // bricks.ROWS / rows * (config.k // 32 / parts)  # of a warp
-    return _LATENCY / in_rings + steps * _STEP + elements * _PRODUCT
+    return _LATENCY / in_rings + steps * _STEP + elements * (_ELEMENT + config.n * _PRODUCT)
 
 
 def bytes_moved(problem: Problem) -> int:

@@ -14,6 +14,8 @@ M, K = 48, 256
 BITS = [4, 8]
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 NARROW = {"rtol": 2e-2, "atol": 2e-2}
+# A layer of torch has rounded elements, which products on a GPU do not round.
+ROUNDED = {torch.float16: NARROW, torch.bfloat16: {"rtol": 2e-2, "atol": 0.1}}
 
 
 def packed(bits=4, shape=(M, K), dtype=torch.float32, device="cpu"):
@@ -34,5 +36,4 @@ def layers(bits=4, dtype=torch.float32, device="cpu"):
 
 
 def close(got, want):
-    tolerance = NARROW if want.dtype in (torch.float16, torch.bfloat16) else CLOSE
-    torch.testing.assert_close(got, want, **tolerance)
+    torch.testing.assert_close(got, want, **ROUNDED.get(want.dtype, CLOSE))
