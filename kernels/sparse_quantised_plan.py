@@ -115,7 +115,7 @@ _TILE = 0.3e-6  # seconds until a block that has multiplied a tile has stored it
 _LATENCY, _WGMMA_LATENCY = 0.88e-6, 0.54e-6  # seconds, shared by the stages of a multiprocessor
 _STEP = 4.6e-9  # seconds until a warp has multiplied 16 rows by 32 columns of K
 _ATOM = 1.3e-7  # seconds until a warpgroup has multiplied 64 rows by 128 columns of K
-# Seconds of a multiprocessor for each element of a stage, and with mma.sp for each column of b, too.
+# Seconds of a multiprocessor for each element of a stage; of mma.sp for each column of b, too.
 _ELEMENT, _WGMMA_ELEMENT = 7.1e-12, 1.4e-11
 _PRODUCT = 2.8e-13
 
