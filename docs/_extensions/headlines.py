@@ -17,6 +17,7 @@ RIVALS = {
     "cusparse": "cuSPARSE",
     "torch_compiled": "dense, `torch.compile`",
     "torch_int8_weights": "dense int8 weights, `torch.compile`",
+    "torch_int4_weights": "dense 4-bit weights, torch's kernel",
     "torch_grouped": "torch's grouped product, dense",
     "cublas_loop": "cuBLAS, dense, expert by expert",
     "copy": "a copy of the same bytes",
@@ -29,6 +30,7 @@ STALE = " †"  # beside figures of kernels that have changed since
 SIXTEEN = ("float16", "bfloat16")
 EIGHT = ("float8_e4m3fn", "int8")
 WEIGHT_ONLY = ("float8_e4m3fn by bfloat16", "int8 by bfloat16")
+FOUR_BITS = "int4 by bfloat16"
 GRAPHS = ("graph_lognormal", "graph_power_law", "stencil")  # families of nearly empty matrices
 
 
@@ -164,6 +166,12 @@ HEADLINES = (
              _few(32, 32, *WEIGHT_ONLY)),
     Headline("int8 weights and bfloat16, one token", "few_tokens", "torch_int8_weights",
              _few(1, 1, *WEIGHT_ONLY)),
+    Headline("4-bit weights and bfloat16, 1 to 16 tokens", "few_tokens", "cublas",
+             _few(1, 16, FOUR_BITS)),
+    Headline("4-bit weights and bfloat16, 32 and 64 tokens", "few_tokens", "cublas",
+             _few(32, 64, FOUR_BITS)),
+    Headline("4-bit weights and bfloat16, one token", "few_tokens", "torch_int4_weights",
+             _few(1, 1, FOUR_BITS)),
     Headline("float32, 1 to 8 tokens", "few_tokens", "cublas", _few(1, 8, "float32")),
     Headline("float32, 16 and 32 tokens", "few_tokens", "cublas", _few(16, 32, "float32")),
     Headline("float32, 64 columns and more", "gemm", "cublas", _split),
@@ -229,6 +237,10 @@ IN_SHORT = (
     (
         "8-bit weights and bfloat16, 1 to 16 tokens",
         "cuBLAS's dense product for 1 to 16 tokens in bfloat16 where our weights have 8 bits",
+    ),
+    (
+        "4-bit weights and bfloat16, 1 to 16 tokens",
+        "cuBLAS's dense product for 1 to 16 tokens in bfloat16 where our weights have 4 bits",
     ),
     ("4096 tokens and more, 16 bits", "cuBLAS's dense product for 4096 tokens and more in 16 bits"),
     (
