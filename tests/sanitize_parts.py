@@ -73,6 +73,20 @@ def widened() -> None:
         s24.matmul(a, draw((264, 16), dtype))  # by rows
 
 
+def quantised() -> None:
+    """Quantised matrices with 16-bit arrays, by every tile, and dequantised."""
+    for bits, dtype in ((4, "bfloat16"), (8, "float16")):
+        a = s24.compress(draw((200, 264), dtype), on_excess="prune", dtype=dtype)
+        q = s24.quantise(a, bits=bits)
+        for columns in (5, 16, 30, 72):
+            b = draw((columns, 264), dtype).T
+            for choice in s24.explain(q, b).candidates:
+                if choice.kernel == "sparse_quantised":
+                    s24.matmul(q, b, algorithm=choice.name)
+        s24.matmul(q, draw((264, 16), dtype))  # by rows
+        q.toarray()
+
+
 def shared_tiles() -> None:
     """Tiles that the blocks of a cluster share along k."""
     a = s24.compress(draw((136, 2056), "bfloat16"), on_excess="prune", dtype="bfloat16")
@@ -271,6 +285,7 @@ PARTS = {
     "gradients": gradients,
     "hybrids": hybrids,
     "widened": widened,
+    "quantised": quantised,
     "shared tiles": shared_tiles,
     "pieces by warps": pieces_by_warps,
     "experts": experts,

@@ -16,10 +16,11 @@
 //
 // Shared memory: STAGES stages of bricks and b, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
 //
-// Macros: those of sparse_tile and tile_store, with B_ASYNC 1, and B_COLUMN 1 if WGMMA is; BITS, of an integer; SUMS_AT, where the sums
-// lie; BLOCKS, how many blocks a multiprocessor shall have room for; SPLIT is not used.
+// Macros: those of sparse_tile and tile_store, with B_ASYNC 1, and B_COLUMN 1 if WGMMA is; BITS, of an integer; SUMS_AT,
+// where the sums lie; BLOCKS, how many blocks a multiprocessor shall have room for; SPLIT is not used.
 //
-// Reference: reference_quantised.matmul.  Launcher: kernels/sparse_quantised.py.
+// Reference: reference_quantised.dequantise, then reference.matmul and apply_epilogue.
+// Launcher: kernels/sparse_quantised.py.
 // Source: PTX ISA, cp.async.bulk, cp.async.bulk.prefetch, griddepcontrol.
 #include "programmatic.cuh"
 #include "tile_store.cuh"
