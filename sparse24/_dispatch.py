@@ -86,22 +86,21 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
         taken, problem = _as_taken(a, problem, b.device.id, call.algorithm)
         launched = prepare(taken, b, flat_out, epilogue, call.algorithm, problem)
-        dequantises = is_quantised(a) and not problem.quantised
-        repeated = _dequantising(launched, a, types.type_a) if dequantises else launched
         _foreign_streams.make_current()
         _streams.hold_current()
     else:
-        a = _as_read_on_cpu(a, types.type_a)
-        launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm, types.type_a)
-        repeated = launched
-    as_given = b is given and a.dtype is stored and not batch
+        taken = _as_read_on_cpu(a, types.type_a)
+        launched = _prepare_on_cpu(taken, b, flat_out, epilogue, call.algorithm, types.type_a)
     launched.run()
     if aux is not None:
         _copy_back(epilogue.aux, aux)
     if _copy_back(flat_out, out):
         return None
-    kept = launched.a is a.dense or isinstance(launched.a, Compressed24)
-    return repeated if as_given and kept else None
+    if types.on_gpu and is_quantised(a) and not is_quantised(taken):
+        taken, launched = a, _dequantising(launched, a, types.type_a)
+    as_given = b is given and taken.dtype is stored and not batch
+    kept = launched.a is taken.dense or isinstance(launched.a, Compressed24)
+    return launched if as_given and kept else None
 
 
 def is_quantised(a: Operand24) -> bool:
