@@ -27,9 +27,7 @@ def launch(record: Compressed24, dtype: DType) -> Compressed24:
 
     m, k = record.shape
     values = _arrays.empty_rows(cp, (m, _spec.values_per_row(k)), dtype.logical)
-    packed = cp.empty(_spec.packed_shape(m, k), np.uint8)
-    if m % _spec.ATOM_M:  # behind the last rows
-        packed.fill(_spec.EMPTY_CODE * 0x11)
+    packed = cp.full(_spec.packed_shape(m, k), _spec.EMPTY_CODE * 0x11, np.uint8)
     if record.values.size:
         kernel = loader.function(NAME, NAME, (("OUTPUT", dtype.name), ("BITS", record.quantised)))
         pieces = record.values.size // bricks.size(record.quantised)
