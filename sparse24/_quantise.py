@@ -6,10 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _quantised, _storage
+from sparse24 import (
+    _arrays,
+    _check,
+    _devices,
+    _dtypes,
+    _prune_methods,
+    _quantised,
+    _record_parts,
+    _spec,
+    _storage,
+)
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._gptq import gptq
 from sparse24._quantised import FLOATS
+from sparse24._records import Compressed24
 from sparse24.formats.base import SparseArray
 from sparse24.formats.quantised import Quantised24Array, of_parts
 from sparse24.formats.two_four import Sparse24Array
@@ -20,7 +32,12 @@ SHARES = tuple(np.linspace(0.65, 1.0, 15).tolist())
 _TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
 
 
-def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
+METHODS = ("mse", "absmax", "gptq")
+
+
+def quantise(
+    A, *, bits=4, method="mse", calibration=None, hessian=None, damping=0.01
+) -> Quantised24Array:
     """Round the stored elements of a 2:4 matrix to integers of few bits times scales.
 
     Every 128 columns of a row, 64 stored elements, share a scale.
@@ -31,10 +48,18 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
         float16, bfloat16, float32 or float64; a plain array must obey 2:4 along its rows.
     bits : {4, 8}
         Of an integer.
-    method : {"mse", "absmax"}
+    method : {"mse", "absmax", "gptq"}
         How scales are chosen.  ``"absmax"``: the element of the largest magnitude becomes the least
         integer, such as -8.  ``"mse"``: of that scale and 14 smaller ones the one that leaves the
-        least square error.
+        least square error.  ``"gptq"``: as ``"mse"``, but columns are rounded one after another,
+        and later ones move to make up for what that does to the outputs; needs `calibration` or
+        `hessian`.
+    calibration : array, shape (..., k), or Calibration, optional
+        Inputs of the layer, as for `prune`.
+    hessian : array, shape (k, k), optional
+        ``X.T @ X`` of those inputs, instead of `calibration`.
+    damping : float, default 0.01
+        For ``"gptq"``: part of the mean of the Hessian's diagonal that is added to the diagonal.
 
     Returns
     -------
@@ -54,6 +79,9 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
 
     Notes
     -----
+    Zeros stay zero, also with ``"gptq"`` (Frantar et al., 2022), which computes in float64 with
+    matrices of (k, k).
+
     The type is kept: for fast products with tokens of 16 bits quantise ``A.astype("bfloat16")`` or
     ``A.astype("float16")``.
 
@@ -66,19 +94,52 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
     ...     print(f"{np.linalg.norm(error) / np.linalg.norm(A.toarray()):.3f}")
     0.090
     0.006
+
+    Inputs of which some features go together let columns make up for one another:
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.standard_normal((1024, 64)) @ rng.standard_normal((64, 512))
+    >>> y = X @ A.toarray().T
+    >>> for inputs in ({}, {"method": "gptq", "calibration": X}):
+    ...     Q = s24.quantise(A, **inputs).astype("float64")
+    ...     print(f"{np.linalg.norm(X @ Q.toarray().T - y) / np.linalg.norm(y):.3f}")
+    0.089
+    0.057
     """
     _check.one_of(bits, bricks.BITS, argument="bits")
-    _check.one_of(method, ("mse", "absmax"), argument="method")
+    _check.one_of(method, METHODS, argument="method")
+    damping = _check.positive(damping, argument="damping")
+    _check_inputs(method, calibration, hessian)
     array = _as_24(A)
     record = array._operand.stored
     with _devices.on_device(array.device):
-        values = _storage.converted(record.values, record.dtype, _dtypes.TABLE["float32"])
-        if record.dtype.name == "float32":
-            values = record.values
-        integers, factors = _rounded(values, bits, SHARES if method == "mse" else (1.0,))
+        if method == "gptq":
+            seen = _prune_methods.input_hessian(record.k, calibration, hessian, method=method)
+            integers, factors = _by_inputs(record, seen, bits, damping)
+        else:
+            shares = SHARES if method == "mse" else (1.0,)
+            integers, factors = _rounded(_in_float32(record), bits, shares)
         parts = _quantised.Parts(integers, _storage.canonical(record), factors)
         quantised = of_parts(parts, record.shape, bits, record.dtype)
     return quantised if array.axis == -1 else quantised.mT
+
+
+def _check_inputs(method: str, calibration, hessian) -> None:
+    """Refuse what is known of the inputs where nothing looks at it, or where it is told twice."""
+    if method != "gptq" and not calibration is hessian is None:
+        raise ArgumentError(
+            f"calibration= and hessian= are for method='gptq', and {method!r} does not use them; "
+            "drop them, or name that method"
+        )
+    if calibration is not None and hessian is not None:
+        raise ArgumentError("calibration and hessian say the same; pass one of them")
+
+
+def _in_float32(record: Compressed24):
+    """The stored elements; `values` itself where they are of that type."""
+    if record.dtype.name == "float32":
+        return record.values
+    return _storage.converted(record.values, record.dtype, _dtypes.TABLE["float32"])
 
 
 def _as_24(A) -> Sparse24Array:
@@ -96,15 +157,37 @@ def _as_24(A) -> Sparse24Array:
     return array
 
 
+def _by_inputs(record: Compressed24, hessian, bits: int, damping: float):
+    """As `_rounded`, but errors of columns are made up for by later ones."""
+    exact = _storage.decompress(_storage.cast(record, _dtypes.TABLE["float64"]))
+    _refuse_infinite(exact.astype(np.float32))
+    xp = _arrays.namespace(exact)
+    dense, factors = gptq(
+        exact, exact != 0, hessian, bits=bits, group=bricks.COLUMNS, damping=damping,
+        choose=lambda group: _best(group.astype(np.float32), bits, SHARES)[0],
+    )  # fmt: skip
+    stored = record.values.shape[1]
+    columns = _record_parts.columns_of(_storage.canonical(record), stored)
+    padded = xp.zeros((record.m, stored // _spec.KEPT * _spec.GROUP), np.int8)
+    padded[:, : record.k] = dense
+    return xp.take_along_axis(padded, columns, axis=1), factors
+
+
 def _rounded(values, bits: int, shares: Sequence[float]):
-    """Integers of stored elements (m, stored), and the factors of every 64 of them.
+    """Integers of stored elements (m, stored), and the factors of every 64 of them."""
+    groups = _in_groups(values)
+    _refuse_infinite(groups)
+    factors, integers = _best(groups, bits, shares)
+    m, stored = values.shape
+    return integers.reshape(m, groups.shape[1] * bricks.STORED)[:, :stored], factors[..., 0]
+
+
+def _best(groups, bits: int, shares: Sequence[float]):
+    """Factors (..., 1) and integers (..., n) of groups of n elements.
 
     Of the factors that are these shares of the largest, those with the least square error.
     """
-    xp = _arrays.namespace(values)
-    groups = _in_groups(values)
-    if not bool(xp.isfinite(groups).all()):
-        raise ArgumentError("A has elements that are infinite, NaN or beyond float32; scale it")
+    xp = _arrays.namespace(groups)
     least = -(1 << bits - 1)
     at = xp.abs(groups).argmax(-1)[..., None]
     largest = xp.take_along_axis(groups, at, -1) / np.float32(least)
@@ -119,8 +202,12 @@ def _rounded(values, bits: int, shares: Sequence[float]):
         better = error < best
         best, factors = xp.where(better, error, best), xp.where(better, tried, factors)
         integers = xp.where(better, rounded.astype(np.int8), integers)
-    m, stored = values.shape
-    return integers.reshape(m, groups.shape[1] * bricks.STORED)[:, :stored], factors[..., 0]
+    return factors, integers
+
+
+def _refuse_infinite(x) -> None:
+    if not bool(_arrays.namespace(x).isfinite(x).all()):
+        raise ArgumentError("A has elements that are infinite, NaN or beyond float32; scale it")
 
 
 def _in_groups(values):

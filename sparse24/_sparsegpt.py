@@ -48,7 +48,7 @@ def sparsegpt(weights, hessian, n: int, m: int, *, transposable: bool = False, d
     """
     xp = namespace(weights)
     rows, k = weights.shape
-    factor = _inverse_factor(xp, xp.asarray(hessian), k + -k % m, damping)
+    factor = inverse_factor(xp, xp.asarray(hessian), k + -k % m, damping)
     w = xp.zeros((rows + (-rows % _spec.GROUP if transposable else 0), len(factor)))
     scale = _scales.of(weights)  # ways to prune are priced by squares
     w[:rows, :k] = weights * scale
@@ -105,7 +105,7 @@ def _is_symmetric(h):
     return not h.size or abs(h - h.T).max() <= ASYMMETRY * abs(h).max()
 
 
-def _inverse_factor(xp, hessian, size: int, damping: float):
+def inverse_factor(xp, hessian, size: int, damping: float):
     """Upper U with U.T @ U = inv(H), H damped and padded with an identity to `size`."""
     h = xp.eye(size)
     h[: len(hessian), : len(hessian)] = damped(hessian, damping)[0]
