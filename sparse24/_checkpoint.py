@@ -228,7 +228,8 @@ def compress_layer(name: str, dense: np.ndarray, recipe: Recipe) -> Layer | None
     layer = Layer(name, dense, array, kept_energy(kept, dense))
     if recipe.bits is None:
         return layer
-    quantised = _quantise_checkpoint.quantised(name, array, recipe.bits)
+    inputs = recipe.calibration.get(name)
+    quantised = _quantise_checkpoint.quantised(name, array, recipe.bits, inputs)
     lost = _quantise_checkpoint.rounding_error(quantised, array)
     return replace(layer, quantised=quantised, rounding_error=lost)
 

@@ -59,10 +59,16 @@ def check(recipe: Recipe, specs: Mapping[str, Spec], held: Mapping[str, int]) ->
             )
 
 
-def quantised(name: str, array: Sparse24Array, bits: int) -> Quantised24Array:
-    """A matrix of a checkpoint with elements rounded to integers times scales."""
+def quantised(
+    name: str, array: Sparse24Array, bits: int, inputs: np.ndarray | None = None
+) -> Quantised24Array:
+    """A matrix of a checkpoint with elements rounded to integers times scales.
+
+    Where the inputs of its layer are known, so that outputs change least.
+    """
+    method = "mse" if inputs is None else "gptq"
     try:
-        return s24.quantise(array, bits=bits)
+        return s24.quantise(array, bits=bits, method=method, calibration=inputs)
     except Sparse24Error as error:
         raise type(error)(f"{name}: {error}") from error
 
