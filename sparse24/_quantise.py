@@ -17,6 +17,7 @@ from sparse24.kernels import bricks
 
 # Of the largest scale, those that `method="mse"` tries; 0.95 is best for normal elements.
 SHARES = tuple(np.linspace(0.65, 1.0, 15).tolist())
+_FLOAT32 = _dtypes.TABLE["float32"]
 _TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
 
 
@@ -67,14 +68,14 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
     0.090
     0.006
     """
-    _check.one_of(bits, bricks.BITS, argument="bits")
+    bits = _quantised.checked_bits(bits)
     _check.one_of(method, ("mse", "absmax"), argument="method")
     array = _as_24(A)
     record = array._operand.stored
     with _devices.on_device(array.device):
-        values = _storage.converted(record.values, record.dtype, _dtypes.TABLE["float32"])
-        if record.dtype.name == "float32":
-            values = record.values
+        values = record.values
+        if record.dtype is not _FLOAT32:
+            values = _storage.converted(values, record.dtype, _FLOAT32)
         integers, factors = _rounded(values, bits, SHARES if method == "mse" else (1.0,))
         parts = _quantised.Parts(integers, _storage.canonical(record), factors)
         quantised = of_parts(parts, record.shape, bits, record.dtype)
@@ -85,7 +86,8 @@ def _as_24(A) -> Sparse24Array:
     """The argument as a matrix of floats in 2:4."""
     if isinstance(A, SparseArray) and not isinstance(A, Sparse24Array):
         raise DTypeError(
-            f"A must be a Sparse24Array or an array that obeys 2:4, got {type(A).__name__}"
+            f"A must be a Sparse24Array or an array that obeys 2:4, got {type(A).__name__}; make "
+            "one of its elements with sparse24.compress(A)"
         )
     array = A if isinstance(A, Sparse24Array) else compress(A)
     if array.ndim != 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sparse24 import _arrays, _dtypes, _storage
+from sparse24 import _arrays, _check, _dtypes, _storage
 from sparse24._dtypes import DType
 from sparse24._records import DEQUANTISED, Compressed24, Operand24
 from sparse24.kernels import bricks
@@ -29,6 +29,12 @@ class Parts(NamedTuple):
     factors: Any
 
 
+def checked_bits(bits) -> int:
+    """The argument `bits`, as an integer of Python: files write it."""
+    _check.one_of(bits, bricks.BITS, argument="bits")
+    return _check.whole(bits, argument="bits", least=min(bricks.BITS))
+
+
 def record_of(parts: Parts, shape: tuple[int, ...], bits: int, dtype: DType) -> Compressed24:
     """The record of a matrix of these parts."""
     whole = Compressed24(parts.integers, parts.metadata, None, shape, _dtypes.TABLE["float16"])
@@ -47,6 +53,21 @@ def parts_of(record: Compressed24) -> Parts:
     found = bricks.unpack(record.values, m, k, record.quantised)
     whole = Compressed24(found.integers, None, found.codes, (m, k), _dtypes.TABLE["float16"])
     return Parts(found.integers, _storage.canonical(whole), found.factors)
+
+
+def row_blocks(record: Compressed24, start: int, stop: int) -> Compressed24:
+    """Blocks start:stop of 16 rows, which share the memory of the record."""
+    m, k = record.shape
+    shape = (min(m, stop * bricks.ROWS) - start * bricks.ROWS, k)
+    return with_bricks(record.values[start:stop], shape, record.quantised, record.dtype)
+
+
+def column_blocks(record: Compressed24, start: int, stop: int) -> Compressed24:
+    """Blocks start:stop of 128 columns; a copy, as rows of bricks lie together."""
+    m, k = record.shape
+    shape = (m, min(k, stop * bricks.COLUMNS) - start * bricks.COLUMNS)
+    cut = record.values[:, start:stop].copy()
+    return with_bricks(cut, shape, record.quantised, record.dtype)
 
 
 def dequantised(record: Compressed24, dtype: DType) -> Compressed24:
