@@ -51,8 +51,12 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
     In memory a dense element of 4 bits takes 3.25 bits with its codes and scales, one of 8 bits
     5.25, in blocks of 16 rows by 128 columns.
 
-    ``A[rows]``, ``A[:, i:j]`` for multiples of 128 columns, and joined arrays stay quantised.
-    Arithmetic, functions of elements and other columns give a `Sparse24Array`.
+    ``A[rows]``, ``A[:, i:j]`` for multiples of 128 columns, and joined arrays stay quantised;
+    ``A[i:j]`` for multiples of 16 rows is a view.  Arithmetic, functions of elements, other columns
+    and ``A.astype`` to another type give a `Sparse24Array`.
+
+    Work goes to CuPy's current stream.  `nnz`, `density`, `tocsr` and a move to the CPU wait for
+    the device; products, `toarray`, `dequantise`, `mask` and views do not.
 
     Examples
     --------
@@ -160,7 +164,9 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
 
     @_devices.on_own_device
     def dequantise(self, dtype=None) -> Sparse24Array:
-        """The array with elements, integers times scales, each rounded once.
+        """The array with elements, integers times scales, rounded to float32 and then to the type.
+
+        In float64 they are exact.
 
         Parameters
         ----------

@@ -144,7 +144,7 @@ def _none_sparse(a, b) -> ArgumentError:
         if not isinstance(x, SparseArray | Windows24 | tuple):  # a tuple is a shape and dtype
             _foreign.take(x, argument=argument)
     return ArgumentError(
-        "one operand must be sparse: a Sparse24Array, Quantised24Array, NMArray or HybridArray; "
+        "one operand must be a Sparse24Array, Quantised24Array, NMArray or HybridArray; "
         "compress a plain array first, and for a Windows24 W call explain(W.array, b[W.index])"
     )
 

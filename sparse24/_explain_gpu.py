@@ -9,7 +9,6 @@ from sparse24._explanation import Explanation
 from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
 
-
 # How the dense product would run in place of that of a quantised matrix.
 NOT_QUANTISED = "a matrix that is not quantised, compressed with keep_dense=True, would let"
 

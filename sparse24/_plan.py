@@ -196,7 +196,7 @@ def plan(
         return MatmulPlan(a, b, out_order, b_dtype, options)
 
 
-def _example(a: Sparse24Array, b_spec, b_dtype):
+def _example(a: Products24, b_spec, b_dtype):
     """An array like those that a plan is for, and what its bits mean if that must be said."""
     if isinstance(b_spec, numbers.Number):
         raise without_dtype(a, (a.shape[-1], b_spec), b_spec, argument="b_spec")

@@ -58,6 +58,9 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
     The type is kept: for fast products with tokens of 16 bits quantise ``A.astype("bfloat16")`` or
     ``A.astype("float16")``.
 
+    Scales are normal numbers of float32, or zero: 64 stored elements of which none is beyond some
+    3e-36 may all become zeros.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24
@@ -75,7 +78,8 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
     with _devices.on_device(array.device):
         values = record.values
         if record.dtype is not _FLOAT32:
-            values = _storage.converted(values, record.dtype, _FLOAT32)
+            with np.errstate(over="ignore"):  # which is refused below
+                values = _storage.converted(values, record.dtype, _FLOAT32)
         integers, factors = _rounded(values, bits, SHARES if method == "mse" else (1.0,))
         parts = _quantised.Parts(integers, _storage.canonical(record), factors)
         quantised = of_parts(parts, record.shape, bits, record.dtype)

@@ -71,7 +71,10 @@ def column_blocks(record: Compressed24, start: int, stop: int) -> Compressed24:
 
 
 def dequantised(record: Compressed24, dtype: DType) -> Compressed24:
-    """The record with elements, integers times factors, that are rounded once to `dtype`."""
+    """The record with elements, integers times factors, rounded to float32 and then to `dtype`.
+
+    In float64 they are exact.
+    """
     if _arrays.is_cupy(record.values) and dtype.name in _dtypes.OF_16_BITS:
         from sparse24.kernels import dequantise
 
@@ -79,7 +82,7 @@ def dequantised(record: Compressed24, dtype: DType) -> Compressed24:
     parts = parts_of(record)
     xp = _arrays.namespace(parts.integers)
     stored = parts.integers.shape[1]
-    # Up to 8 and 24 bits: exact in float64, and in float32 rounded as in 16 bits on a GPU.
+    # Up to 8 and 24 bits: exact in float64.  A GPU, too, makes 16 bits of products in float32.
     wide = _dtypes.TABLE["float64" if dtype.name == "float64" else "float32"]
     factors = xp.repeat(parts.factors.astype(wide.logical), bricks.STORED, axis=1)[:, :stored]
     values = _storage.in_rows(parts.integers * factors)
