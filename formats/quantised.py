@@ -137,7 +137,7 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
     @_devices.on_own_device
     def scales(self):
         """The scales, float32 (m, ceil(k / 128)); a copy."""
-        return self._parts().factors
+        return self._parts().factors.copy()  # else those of a single brick are a view
 
     @property
     @_devices.on_own_device

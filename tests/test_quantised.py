@@ -207,6 +207,12 @@ def test_copies_views_and_pickles(rng, bits):
     for other in (q.copy(), copy.copy(q), copy.deepcopy(q), pickle.loads(pickle.dumps(q))):
         assert (other.bits, other.dtype, other.axis) == (bits, q.dtype, -1)
         np.testing.assert_array_equal(other.toarray(), dense)
+    for name in ("integers", "scales", "metadata"):  # whose arrays may be written to
+        for array in (q, q[:16, :128]):
+            part = getattr(array, name)
+            part[...] = 0
+            assert not np.shares_memory(part, array._operand.stored.values)
+    np.testing.assert_array_equal(q.toarray(), dense)
     assert q.T.T is q
     assert q.T.axis == -2
     for other in (q.T, q.T.copy(), pickle.loads(pickle.dumps(q.T))):
