@@ -45,6 +45,11 @@ def parts_of(array: SparseArray, *, argument: str = "array") -> AnyParts:
     )
 
 
+def file_bytes(parts: AnyParts) -> int:
+    """Bytes of the arrays that a file holds of one; in memory a quantised matrix may have more."""
+    return sum(piece.nbytes for piece in parts.pieces().values())
+
+
 def _parts_n_m(array: NMArray) -> Parts:
     record = array if array.axis == -1 else array.mT
     values, indices = (_arrays.to_numpy(x) for x in (record._values, record._indices))

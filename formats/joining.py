@@ -94,7 +94,7 @@ def _check_alike(first: Any, array: Any, name: str) -> None:
     if type(array) is not type(first) or array.pattern != first.pattern:
         raise DTypeError(
             f"{name} joins sparse arrays of one format and pattern, got {_kind(first)} and "
-            f"{_kind(array)}; compress dense ones first"
+            f"{_kind(array)}; compress dense ones first, or dequantise quantised ones"
         )
     check_type_and_device(first, array, name)
     if array.axis != first.axis:

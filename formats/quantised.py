@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sparse24 import _arrays, _devices, _dtypes, _quantised, _settled, _spec, _storage
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._quantised import GROUP, Parts
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import made_by
-from sparse24.formats.indexing import Indexing
+from sparse24.formats.indexing import Indexing, is_slice
 from sparse24.formats.joining import Joining
 from sparse24.formats.products_24 import Products24
+from sparse24.formats.scipy_names import missing
 from sparse24.formats.transposes import KeptTranspose
 from sparse24.formats.two_four import Sparse24Array
+from sparse24.kernels.bricks import ROWS
 
 _FOURS = GROUP // _spec.GROUP  # groups of four that share a scale
 
@@ -49,8 +51,12 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
     In memory a dense element of 4 bits takes 3.25 bits with its codes and scales, one of 8 bits
     5.25, in blocks of 16 rows by 128 columns.
 
-    ``A[rows]``, ``A[:, i:j]`` for multiples of 128 columns, and joined arrays stay quantised.
-    Arithmetic, functions of elements and other columns give a `Sparse24Array`.
+    ``A[rows]``, ``A[:, i:j]`` for multiples of 128 columns, and joined arrays stay quantised;
+    ``A[i:j]`` for multiples of 16 rows is a view.  Arithmetic, functions of elements, other columns
+    and ``A.astype`` to another type give a `Sparse24Array`.
+
+    Work goes to CuPy's current stream.  `nnz`, `density`, `tocsr` and a move to the CPU wait for
+    the device; products, `toarray`, `dequantise`, `mask` and views do not.
 
     Examples
     --------
@@ -110,8 +116,8 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
     @property
     @_devices.on_own_device
     def nnz(self) -> int:
-        """Number of integers that are not zero (waits for the device)."""
-        return int((self._parts().integers != 0).sum())
+        """Number of elements that are not zero once they are rounded (waits for the device)."""
+        return self.dequantise().nnz
 
     @property
     def nbytes(self) -> int:
@@ -131,7 +137,7 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
     @_devices.on_own_device
     def scales(self):
         """The scales, float32 (m, ceil(k / 128)); a copy."""
-        return self._parts().factors
+        return self._parts().factors.copy()  # else those of a single brick are a view
 
     @property
     @_devices.on_own_device
@@ -158,7 +164,9 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
 
     @_devices.on_own_device
     def dequantise(self, dtype=None) -> Sparse24Array:
-        """The array with elements, integers times scales, each rounded once.
+        """The array with elements, integers times scales, rounded to float32 and then to the type.
+
+        In float64 they are exact.
 
         Parameters
         ----------
@@ -240,6 +248,13 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
     def _fields(self):
         return (self._operand,)
 
+    if not TYPE_CHECKING:  # as in `ScipyNames`
+
+        def __getattr__(self, name: str):
+            if name.startswith("_") or not hasattr(Sparse24Array, name):
+                return super().__getattr__(name)
+            raise missing(self, name, f"use .dequantise().{name}")
+
     # --- parts --------------------------------------------------------------------------
 
     def _oriented(self, record: Compressed24) -> Self:
@@ -254,33 +269,43 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
 
     @_devices.on_own_device
     def _stored_rows(self, rows) -> Self:
-        parts = Parts(*(x[rows] for x in self._parts()))
-        return self._made_of(parts, (len(parts.integers), self.shape[-1]))
+        record = self._operand.stored
+        if is_slice(rows):  # only the blocks that it meets are taken apart
+            start, stop, _ = rows.indices(record.m)
+            stop, first = max(start, stop), start // ROWS
+            record = _quantised.row_blocks(record, first, -(-stop // ROWS))
+            if start % ROWS == 0 and record.m == stop - start:
+                return self._of(record)
+            rows = slice(start - first * ROWS, stop - first * ROWS)
+        parts = Parts(*(x[rows] for x in _quantised.parts_of(record)))
+        return self._made_of(parts, (len(parts.integers), record.k))
 
     @_devices.on_own_device
     def _stored_groups(self, start: int, stop: int) -> Any:
-        k = self.shape[-1]
-        end = min(stop * _spec.GROUP, k)
-        if start % _FOURS or (stop % _FOURS and end < k):
-            return self.dequantise()._stored_groups(start, stop)
-        parts, (first, width) = self._parts(), (start * _spec.GROUP, end - start * _spec.GROUP)
-        cut = Parts(
-            parts.integers[:, start * _spec.KEPT : stop * _spec.KEPT],
-            parts.metadata[:, first // 8 : first // 8 + _spec.metadata_bytes_per_row(width)],
-            parts.factors[:, first // GROUP : first // GROUP + -(-width // GROUP)],
-        )
-        return self._made_of(cut, (self.shape[0], width))
+        first, whole = start // _FOURS, self._operand.stored
+        cut = self._of(_quantised.column_blocks(whole, first, -(-stop // _FOURS)))
+        start, stop = start - first * _FOURS, stop - first * _FOURS
+        if start == 0 and stop * _spec.GROUP >= cut.shape[-1]:
+            return cut
+        return cut.dequantise()._stored_groups(start, stop)
 
     @_devices.on_own_device
     def _joined(self, arrays: Sequence[Self], axis: int, *, new: bool) -> Self:
         if new:
-            raise ArgumentError("quantised arrays are matrices, which numpy.stack does not join")
+            raise ArgumentError(
+                "quantised arrays are matrices, which numpy.stack does not join; stack what their "
+                ".dequantise() gives"
+            )
         if len({array.bits for array in arrays}) > 1:
-            raise ArgumentError("arrays with integers of 4 and of 8 bits cannot be joined")
+            raise ArgumentError(
+                "arrays with integers of 4 and of 8 bits cannot be joined; quantise them with the "
+                "same bits="
+            )
         if axis == -1 and any(array.shape[-1] % GROUP for array in arrays[:-1]):
             raise ShapeError(
                 f"along the groups arrays are joined whose columns are multiples of {GROUP}, as "
-                f"so many share a scale, got shapes {[array.shape for array in arrays]}"
+                f"so many share a scale, got shapes {[array.shape for array in arrays]}; join what "
+                "their .dequantise() gives"
             )
         xp = _arrays.namespace(arrays[0]._operand.stored.values)
         each = [array._parts() for array in arrays]

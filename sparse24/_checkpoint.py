@@ -13,6 +13,7 @@ import numpy as np
 import sparse24 as s24
 from sparse24 import _arrays, _check, _dtypes, _quantise_checkpoint, _raw_files, _scales
 from sparse24._errors import ArgumentError, PatternError, Sparse24Error
+from sparse24.formats import array_parts
 from sparse24.formats.parts import Parts
 from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.quantised_parts import QuantisedParts
@@ -211,7 +212,7 @@ class Layer:
             "kept_energy": None if math.isnan(self.kept_energy) else round(self.kept_energy, 6),
             "histogram": self.histogram(),
             "bytes_before": self.dense.nbytes,
-            "bytes_after": self.written.nbytes,
+            "bytes_after": array_parts.file_bytes(array_parts.parts_of(self.written)),
         }
         if self.rounding_error is not None:
             row["rounding_error"] = round(self.rounding_error, 6)

@@ -243,7 +243,7 @@ def inspect(options) -> int:
 
 def _checked_rows(file: _raw_files.ArrayFile) -> tuple[list[list[str]], set[str]]:
     """Rows of the compressed arrays and names of their parts, if the file can be loaded."""
-    from sparse24.formats import stored
+    from sparse24.formats import array_parts, stored
 
     rows: list[list[str]] = []
     taken: set[str] = set()
@@ -253,8 +253,8 @@ def _checked_rows(file: _raw_files.ArrayFile) -> tuple[list[list[str]], set[str]
         for name, entry in stored.entries_of(one).items():
             parts = stored.read_parts(one, name, entry)  # checks codes and checksums
             stored.checked_array(one, name, parts)
-            nbytes = sum(piece.nbytes for piece in parts.pieces().values())
-            columns = [parts.kind, sides(parts.array_shape), parts.dtype.name, size(nbytes)]
+            nbytes = size(array_parts.file_bytes(parts))
+            columns = [parts.kind, sides(parts.array_shape), parts.dtype.name, nbytes]
             rows.append([name, *columns])
             taken |= {f"{name}.{key}" for key in parts.pieces()}
             here.add(name)

@@ -218,9 +218,11 @@ def _rule(on_excess, scores, mask, like, x):
         return "scores", _prune_methods.checked_scores(scores, x)
     if like is not None:
         if not isinstance(like, Sparse24Array):
+            way_out = "for the non-zeros of a dense array pass mask=like != 0"
+            if isinstance(like, SparseArray):
+                way_out = "for those of another format pass mask=like.mask()"
             raise ArgumentError(
-                f"like must be a Sparse24Array, got {type(like).__name__}; for the non-zeros of a "
-                "dense array pass mask=like != 0"
+                f"like must be a Sparse24Array, got {type(like).__name__}; {way_out}"
             )
         _check.same_shape(x.shape, like.shape, argument="x", other="like")
         return "mask", like.mask()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _convert_checkpoint, _convert_targets, _raw_files
-from sparse24.formats import stored
+from sparse24.formats import array_parts, stored
 from sparse24.formats.base import SparseArray
 
 
@@ -71,7 +71,7 @@ class _Expansion:
             return array
         dense = array.toarray()
         self.totals["matrices"] += 1
-        self.totals["bytes_before"] += array.nbytes
+        self.totals["bytes_before"] += array_parts.file_bytes(array_parts.parts_of(array))
         self.totals["bytes_after"] += dense.nbytes
         self.bar.update()
         return dense

@@ -16,7 +16,7 @@ from sparse24 import (
     _product,
 )
 from sparse24._errors import ArgumentError
-from sparse24._explain_gpu import of_quantised, on_gpu
+from sparse24._explain_gpu import NOT_QUANTISED, of_quantised, on_gpu
 from sparse24._explanation import Explanation
 from sparse24._matmul import OURS, check_algorithm, embedded, factors, named_type
 from sparse24._named_operands import with_array
@@ -43,7 +43,7 @@ def explain(
 
     Parameters
     ----------
-    a, b : Sparse24Array, NMArray, HybridArray, array or (shape, dtype)
+    a, b : Sparse24Array, Quantised24Array, NMArray, HybridArray, array or (shape, dtype)
         As for `matmul`; one of them is sparse.  Nothing is multiplied, so the shape and dtype of
         a dense one, which is then taken to be in row order, do as well.
     out, c, alpha, beta, dtype, epilogue, scales, algorithm, a_dtype, b_dtype, fast_accumulation
@@ -144,8 +144,8 @@ def _none_sparse(a, b) -> ArgumentError:
         if not isinstance(x, SparseArray | Windows24 | tuple):  # a tuple is a shape and dtype
             _foreign.take(x, argument=argument)
     return ArgumentError(
-        "one operand must be a Sparse24Array, an NMArray or a HybridArray; compress a plain array "
-        "first, and for a Windows24 W call explain(W.array, b[W.index])"
+        "one operand must be a Sparse24Array, Quantised24Array, NMArray or HybridArray; "
+        "compress a plain array first, and for a Windows24 W call explain(W.array, b[W.index])"
     )
 
 
@@ -197,23 +197,21 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     _dispatch.check_stored(laid.a, call.algorithm)
     if not laid.target.size:
         return Explanation(NOTHING, (), {}, "the result has no elements, so nothing runs")
+    quantised = _dispatch.is_quantised(laid.a)
+    keeps = _KEPT if quantised and not laid.types.on_gpu else ""
     if laid.a.rows is None:
         is_free = not laid.types.on_gpu and not kept and call.algorithm == "auto"
         if is_free and _dispatch.adds_rows(a.shape, b.shape, a.dtype):
-            return Explanation("cpu_sparse", (), {}, _BY_ROWS)
-        how = "the kept dense matrix is multiplied" if kept else "the array is decompressed"
-        reason = (
-            f"the groups do not run along the contracted axis, so {how}; "
-            "compress with transposable=True to multiply from both sides"
-        )
-        return Explanation("dense", (), {}, reason)
+            return Explanation("cpu_sparse", (), {}, _BY_ROWS + keeps)
+        return Explanation("dense", (), {}, _why_dense(kept, quantised) + keeps)
     way_out = "keep_dense=True would let"
-    if laid.a.dtype is not a.dtype:  # a conversion keeps nothing dense
+    if quantised:
+        way_out = NOT_QUANTISED
+    elif laid.a.dtype is not a.dtype:  # a conversion keeps nothing dense
         way_out = f"a matrix compressed in {a.dtype.name} with {way_out}"
-    quantised = _dispatch.is_quantised(laid.a)
     if not laid.types.on_gpu:
         told = _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
-        return dataclasses.replace(told, reason=told.reason + _KEPT) if quantised else told
+        return dataclasses.replace(told, reason=told.reason + keeps)
     problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
     if quantised:
         return of_quantised(problem, laid.a, b.device.id, call.algorithm)
@@ -225,6 +223,15 @@ _BY_ROWS = (
     "the groups do not run along the contracted axis, so the Numba kernel adds up the stored rows, "
     "skipping their zeros"
 )
+
+
+def _why_dense(kept: bool, quantised: bool) -> str:
+    """The reason of a dense product of an array whose groups do not run along the sum."""
+    how = "the kept dense matrix is multiplied" if kept else "the array is decompressed"
+    way_out = "compress with transposable=True to multiply from both sides"
+    if quantised:
+        way_out = "an array that is not quantised can be transposable, to multiply from both sides"
+    return f"the groups do not run along the contracted axis, so {how}; {way_out}"
 
 
 def _as_multiplied(laid: _product.LaidOut):

@@ -9,6 +9,9 @@ from sparse24._explanation import Explanation
 from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
 
+# How the dense product would run in place of that of a quantised matrix.
+NOT_QUANTISED = "a matrix that is not quantised, compressed with keep_dense=True, would let"
+
 
 def on_gpu(
     problem: Problem, stored: str, device: int, algorithm: str, dense: bool, way_out: str
@@ -40,8 +43,7 @@ def of_quantised(problem: Problem, a: Operand24, device: int, algorithm: str) ->
         widens = f"widens the integers of {taken.quantised} bits"
         return _widened(taken, problem, device, algorithm, widens)
     converted = f"; the integers are dequantised to {problem.dtype} at each call"
-    way_out = "a matrix that is not quantised, compressed with keep_dense=True, would let"
-    return _by_candidates(problem, device, algorithm, False, way_out, converted)
+    return _by_candidates(problem, device, algorithm, False, NOT_QUANTISED, converted)
 
 
 def _by_candidates(

@@ -14,7 +14,6 @@ from sparse24.formats.parts import Parts
 from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.quantised_parts import QuantisedParts
 from sparse24.formats.two_four import Sparse24Array
-from sparse24.kernels.bricks import BITS
 
 _EXACT = ("float16", "bfloat16", "float32")  # types of scales, which float32 holds as they are
 
@@ -65,7 +64,7 @@ def from_quantised(integers, metadata, scales, shape, *, bits, dtype=None) -> Qu
     array([[ 0.  ,  1.5 ,  0.  , -4.  ],
            [ 0.25,  0.  ,  0.5 ,  0.  ]], dtype=float16)
     """
-    _check.one_of(bits, BITS, argument="bits")
+    bits = _quantised.checked_bits(bits)
     m, k = _check.sizes(shape, argument="shape", count=2)
     parts = _quantised.Parts(
         _given_parts.host(integers, "integers"),

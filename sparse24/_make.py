@@ -7,23 +7,23 @@ import numpy as np
 from sparse24 import _check, _dtypes
 from sparse24._compress import compress
 from sparse24.formats import convert
+from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.two_four import Sparse24Array
 
 
 def asarray(x, *, dtype=None):
-    """Return `x` as a `Sparse24Array`; one that already is a `Sparse24Array` is returned unchanged.
+    """Return `x` as a 2:4 array; a `Sparse24Array` or a `Quantised24Array` is returned unchanged.
 
     Parameters
     ----------
-    x : Sparse24Array, array or scipy.sparse matrix
-        Anything but a `Sparse24Array` must obey 2:4, which is checked; this waits for the
-        device.
+    x : Sparse24Array, Quantised24Array, array or scipy.sparse matrix
+        Anything but the first two must obey 2:4, which is checked; this waits for the device.
     dtype : dtype, optional
-        Convert to this type.
+        Convert to this type, as `astype` does: a quantised array of another one is dequantised.
 
     Returns
     -------
-    Sparse24Array
+    Sparse24Array or Quantised24Array
 
     Raises
     ------
@@ -39,7 +39,7 @@ def asarray(x, *, dtype=None):
     >>> s24.asarray(A) is A
     True
     """
-    if isinstance(x, Sparse24Array):
+    if isinstance(x, Sparse24Array | Quantised24Array):
         return x if dtype is None else x.astype(dtype)
     return compress(x, dtype=dtype)
 

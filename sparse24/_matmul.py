@@ -34,7 +34,7 @@ def matmul(
 
     Parameters
     ----------
-    a, b : Sparse24Array, NMArray, HybridArray, Windows24 or array
+    a, b : Sparse24Array, Quantised24Array, NMArray, HybridArray, Windows24 or array
         Shapes (..., m, k) and (..., k, n); 1-D operands and batch axes as in
         `numpy.matmul`.  Of two plain arrays, one that obeys 2:4 is compressed at each call,
         which waits for the device; if neither does, the product is dense.  Nothing is ever
@@ -196,7 +196,7 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
     Parameters
     ----------
     x : array, shape (..., k)
-    A : Sparse24Array, NMArray, HybridArray or Windows24, shape (m, k)
+    A : Sparse24Array, Quantised24Array, NMArray, HybridArray or Windows24, shape (m, k)
         The weight, with groups along its rows.
     bias : array, shape (m,) or (1, m), or float, optional
     activation : str, optional

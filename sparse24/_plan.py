@@ -27,7 +27,7 @@ from sparse24._options import NO_OPTIONS, Call
 from sparse24._promotion import promoted_integers
 from sparse24._target import Result, restored
 from sparse24.formats.base import SparseArray, densified
-from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.products_24 import Products24
 
 
 class MatmulPlan:
@@ -52,7 +52,7 @@ class MatmulPlan:
     <MatmulPlan: cpu_sparse, 0 candidates>
     """
 
-    def __init__(self, a: Sparse24Array, b, out_order: str, b_dtype, options: dict):
+    def __init__(self, a: Products24, b, out_order: str, b_dtype, options: dict):
         self._a = a
         call = Call(**options, other_dtype=b_dtype)
         self._call = NO_OPTIONS if call.is_plain else call
@@ -98,7 +98,7 @@ class MatmulPlan:
         return f"<MatmulPlan: {self.chosen}, {len(self.candidates)} candidates>"
 
 
-def _by_columns(a: Sparse24Array, b, call: Call):
+def _by_columns(a: Products24, b, call: Call):
     """``a @ b`` in an array of column order."""
     call = _product.with_own_type(call, b)
     with _foreign_streams.stream_of(b):
@@ -111,7 +111,7 @@ def _by_columns(a: Sparse24Array, b, call: Call):
         return a._multiply(b, restored(out, restore, call), call)
 
 
-def _column_out(a: Sparse24Array, b, call: Call) -> tuple[Any, Callable[[Any], Any] | None]:
+def _column_out(a: Products24, b, call: Call) -> tuple[Any, Callable[[Any], Any] | None]:
     """An array of column order for ``a @ b``, and the way to the library of b.
 
     Neither for a vector, which has no order.
@@ -133,7 +133,7 @@ def plan(
 
     Parameters
     ----------
-    a : Sparse24Array, shape (m, k)
+    a : Sparse24Array or Quantised24Array, shape (m, k)
     b_spec : array or (shape, dtype)
         An array like the coming ones, or its shape and dtype (row order).
     dtype, epilogue, algorithm
@@ -177,11 +177,11 @@ def plan(
     >>> y.shape, y.flags.c_contiguous
     ((8, 64), True)
     """
-    if not isinstance(a, Sparse24Array):
+    if not isinstance(a, Products24):
         way_out = "make one with sparse24.compress"
         if isinstance(a, SparseArray):
             way_out = "arrays of other formats compile their kernels in the first product"
-        if isinstance(b_spec, Sparse24Array):
+        if isinstance(b_spec, Products24):
             way_out = "x @ A.T is the transpose of A @ x.T: plan(A, x.T, out_order='column')"
         if hasattr(a, "to_array"):  # a packed weight of torch
             way_out = "pass its .to_array()"
@@ -196,7 +196,7 @@ def plan(
         return MatmulPlan(a, b, out_order, b_dtype, options)
 
 
-def _example(a: Sparse24Array, b_spec, b_dtype):
+def _example(a: Products24, b_spec, b_dtype):
     """An array like those that a plan is for, and what its bits mean if that must be said."""
     if isinstance(b_spec, numbers.Number):
         raise without_dtype(a, (a.shape[-1], b_spec), b_spec, argument="b_spec")

@@ -29,6 +29,7 @@ from sparse24.kernels import bricks
 
 # Of the largest scale, those that `method="mse"` tries; 0.95 is best for normal elements.
 SHARES = tuple(np.linspace(0.65, 1.0, 15).tolist())
+_FLOAT32 = _dtypes.TABLE["float32"]
 _TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
 
 
@@ -85,6 +86,9 @@ def quantise(
     The type is kept: for fast products with tokens of 16 bits quantise ``A.astype("bfloat16")`` or
     ``A.astype("float16")``.
 
+    Scales are normal numbers of float32, or zero: 64 stored elements of which none is beyond some
+    3e-36 may all become zeros.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24
@@ -106,7 +110,7 @@ def quantise(
     0.089
     0.057
     """
-    _check.one_of(bits, bricks.BITS, argument="bits")
+    bits = _quantised.checked_bits(bits)
     _check.one_of(method, METHODS, argument="method")
     damping = _check.positive(damping, argument="damping")
     _check_inputs(method, calibration, hessian)
@@ -137,16 +141,18 @@ def _check_inputs(method: str, calibration, hessian) -> None:
 
 def _in_float32(record: Compressed24):
     """The stored elements; `values` itself where they are of that type."""
-    if record.dtype.name == "float32":
+    if record.dtype is _FLOAT32:
         return record.values
-    return _storage.converted(record.values, record.dtype, _dtypes.TABLE["float32"])
+    with np.errstate(over="ignore"):  # what is infinite then is refused
+        return _storage.converted(record.values, record.dtype, _FLOAT32)
 
 
 def _as_24(A) -> Sparse24Array:
     """The argument as a matrix of floats in 2:4."""
     if isinstance(A, SparseArray) and not isinstance(A, Sparse24Array):
         raise DTypeError(
-            f"A must be a Sparse24Array or an array that obeys 2:4, got {type(A).__name__}"
+            f"A must be a Sparse24Array or an array that obeys 2:4, got {type(A).__name__}; make "
+            "one of its elements with sparse24.compress(A)"
         )
     array = A if isinstance(A, Sparse24Array) else compress(A)
     if array.ndim != 2:
@@ -160,7 +166,8 @@ def _as_24(A) -> Sparse24Array:
 def _by_inputs(record: Compressed24, hessian, bits: int, damping: float):
     """As `_rounded`, but errors of columns are made up for by later ones."""
     exact = _storage.decompress(_storage.cast(record, _dtypes.TABLE["float64"]))
-    _refuse_infinite(exact.astype(np.float32))
+    with np.errstate(over="ignore"):
+        _refuse_infinite(exact.astype(np.float32))
     xp = _arrays.namespace(exact)
     dense, factors = gptq(
         exact, exact != 0, hessian, bits=bits, group=bricks.COLUMNS, damping=damping,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sparse24 import _arrays, _dtypes, _storage
+from sparse24 import _arrays, _check, _dtypes, _storage
 from sparse24._dtypes import DType
 from sparse24._records import DEQUANTISED, Compressed24, Operand24
 from sparse24.kernels import bricks
@@ -29,6 +29,12 @@ class Parts(NamedTuple):
     factors: Any
 
 
+def checked_bits(bits) -> int:
+    """The argument `bits`, as an integer of Python: files write it."""
+    _check.one_of(bits, bricks.BITS, argument="bits")
+    return _check.whole(bits, argument="bits", least=min(bricks.BITS))
+
+
 def record_of(parts: Parts, shape: tuple[int, ...], bits: int, dtype: DType) -> Compressed24:
     """The record of a matrix of these parts."""
     whole = Compressed24(parts.integers, parts.metadata, None, shape, _dtypes.TABLE["float16"])
@@ -49,8 +55,26 @@ def parts_of(record: Compressed24) -> Parts:
     return Parts(found.integers, _storage.canonical(whole), found.factors)
 
 
+def row_blocks(record: Compressed24, start: int, stop: int) -> Compressed24:
+    """Blocks start:stop of 16 rows, which share the memory of the record."""
+    m, k = record.shape
+    shape = (min(m, stop * bricks.ROWS) - start * bricks.ROWS, k)
+    return with_bricks(record.values[start:stop], shape, record.quantised, record.dtype)
+
+
+def column_blocks(record: Compressed24, start: int, stop: int) -> Compressed24:
+    """Blocks start:stop of 128 columns; a copy, as rows of bricks lie together."""
+    m, k = record.shape
+    shape = (m, min(k, stop * bricks.COLUMNS) - start * bricks.COLUMNS)
+    cut = record.values[:, start:stop].copy()
+    return with_bricks(cut, shape, record.quantised, record.dtype)
+
+
 def dequantised(record: Compressed24, dtype: DType) -> Compressed24:
-    """The record with elements, integers times factors, that are rounded once to `dtype`."""
+    """The record with elements, integers times factors, rounded to float32 and then to `dtype`.
+
+    In float64 they are exact.
+    """
     if _arrays.is_cupy(record.values) and dtype.name in _dtypes.OF_16_BITS:
         from sparse24.kernels import dequantise
 
@@ -58,7 +82,7 @@ def dequantised(record: Compressed24, dtype: DType) -> Compressed24:
     parts = parts_of(record)
     xp = _arrays.namespace(parts.integers)
     stored = parts.integers.shape[1]
-    # Up to 8 and 24 bits: exact in float64, and in float32 rounded as in 16 bits on a GPU.
+    # Up to 8 and 24 bits: exact in float64.  A GPU, too, makes 16 bits of products in float32.
     wide = _dtypes.TABLE["float64" if dtype.name == "float64" else "float32"]
     factors = xp.repeat(parts.factors.astype(wide.logical), bricks.STORED, axis=1)[:, :stored]
     values = _storage.in_rows(parts.integers * factors)

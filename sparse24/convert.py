@@ -166,7 +166,7 @@ def to_cupyx(a: Sparse24Array) -> Any:
 
     Parameters
     ----------
-    a : Sparse24Array, NMArray or HybridArray, shape (m, k)
+    a : Sparse24Array, Quantised24Array, NMArray or HybridArray, shape (m, k)
 
     Returns
     -------
@@ -196,7 +196,7 @@ def to_torch(a: Any) -> Any:
 
     Parameters
     ----------
-    a : Sparse24Array, NMArray, HybridArray, or array of NumPy or CuPy
+    a : Sparse24Array, Quantised24Array, NMArray, HybridArray, or array of NumPy or CuPy
         Shape (..., m, k) if it is sparse.
 
     Returns
@@ -251,6 +251,6 @@ def _shared_with_torch(array: Any) -> Any:
 def _check_ours(a: Any) -> None:
     if not isinstance(a, SparseArray):
         raise ArgumentError(
-            "a must be a Sparse24Array, NMArray or HybridArray, got "
+            "a must be a Sparse24Array, Quantised24Array, NMArray or HybridArray, got "
             f"{type(a).__name__}; make one with sparse24.compress or sparse24.hybrid"
         )

@@ -53,7 +53,8 @@ def test_what_pruning_leaves_is_quantised(bits, suffix, checkpoint, arrays, tmp_
         assert row["rounding_error"] == pytest.approx(want, abs=1e-6)
         assert f"{want:.1%}" in text
         assert 0.7 < row["kept_energy"] < 1
-        assert row["bytes_after"] == s24.quantise(s24.prune(arrays[name]), bits=bits).nbytes
+        m, k = arrays[name].shape  # of the file, without the room behind the ends in memory
+        assert row["bytes_after"] == m * (k // 2 * bits // 8 + -(-k // 8) + -(-k // 128) * 4)
     assert "rounding error" in text
 
 

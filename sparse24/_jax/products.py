@@ -27,7 +27,7 @@ def matmul(a, b, *, dtype=None):
 
     Parameters
     ----------
-    a, b : Sparse24Array, NMArray or HybridArray, and jax.Array
+    a, b : Sparse24Array, Quantised24Array, NMArray or HybridArray, and jax.Array
         One is sparse, a constant of compiled code: the function closes over it, or names it in
         ``static_argnums``.  Shapes and types as for `sparse24.matmul`.
     dtype : dtype, optional

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparse24._errors import ShapeError, UnsupportedError
-from sparse24._quantise import FLOATS
+from sparse24._quantised import FLOATS
 from sparse24._torch import quantised_ops
 from sparse24._torch.tensor import COMMON_RULES, Sparse24Tensor
 from sparse24.formats.quantised import Quantised24Array

@@ -80,7 +80,7 @@ def _(bricks, m, k, dtype, dense, bias, form):
 
 @operator
 def dequantised(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Tensor:
-    """The quantised matrix with its zeros; elements are rounded once to the type."""
+    """The quantised matrix with its zeros, its elements rounded to the type."""
     return _dense(bricks, m, k, dtype)
 
 
