@@ -3,6 +3,8 @@
 from sparse24.kernels.cpu_across import matmul_across
 from sparse24.kernels.cpu_activate import activate_compress
 from sparse24.kernels.cpu_batch import beside
+from sparse24.kernels.cpu_bricks import dequantise, pack_bricks, unpack_bricks
+from sparse24.kernels.cpu_bricks import fit as bricks_fit
 from sparse24.kernels.cpu_compress import at_places, compress, decompress, like, prune
 from sparse24.kernels.cpu_deals import EveryDeal
 from sparse24.kernels.cpu_exchanges import Exchanges
@@ -15,6 +17,7 @@ from sparse24.kernels.cpu_n_m_few import pays as few_columns_pay
 from sparse24.kernels.cpu_n_m_matmul import many_columns, matmul_n_m
 from sparse24.kernels.cpu_n_m_rows import FewRows
 from sparse24.kernels.cpu_n_m_rows import pays as few_rows_pay
+from sparse24.kernels.cpu_quantise import quantise
 from sparse24.kernels.cpu_transposable import transposable_mask
 from sparse24.kernels.cpu_turn import in_c_order
 
@@ -32,6 +35,7 @@ __all__ = [
     "add_rows",
     "at_places",
     "beside",
+    "bricks_fit",
     "choose",
     "compress",
     "compress_n_m",
@@ -39,6 +43,7 @@ __all__ = [
     "decompress_matmul",
     "decompress_n_m",
     "dense_matmul",
+    "dequantise",
     "few_columns_pay",
     "few_rows_pay",
     "in_c_order",
@@ -50,7 +55,10 @@ __all__ = [
     "matmul",
     "matmul_across",
     "matmul_n_m",
+    "pack_bricks",
     "prune",
     "prune_n_m",
+    "quantise",
     "transposable_mask",
+    "unpack_bricks",
 ]

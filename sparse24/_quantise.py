@@ -10,6 +10,7 @@ from sparse24 import _arrays, _check, _devices, _dtypes, _quantised, _storage
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._quantised import FLOATS
+from sparse24._records import Compressed24
 from sparse24.formats.base import SparseArray
 from sparse24.formats.quantised import Quantised24Array, of_parts
 from sparse24.formats.two_four import Sparse24Array
@@ -17,7 +18,7 @@ from sparse24.kernels import bricks
 
 # Of the largest scale, those that `method="mse"` tries; 0.95 is best for normal elements.
 SHARES = tuple(np.linspace(0.65, 1.0, 15).tolist())
-_TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
+TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
 
 
 def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
@@ -72,10 +73,7 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
     array = _as_24(A)
     record = array._operand.stored
     with _devices.on_device(array.device):
-        values = _storage.converted(record.values, record.dtype, _dtypes.TABLE["float32"])
-        if record.dtype.name == "float32":
-            values = record.values
-        integers, factors = _rounded(values, bits, SHARES if method == "mse" else (1.0,))
+        integers, factors = _rounded(record, bits, SHARES if method == "mse" else (1.0,))
         parts = _quantised.Parts(integers, _storage.canonical(record), factors)
         quantised = of_parts(parts, record.shape, bits, record.dtype)
     return quantised if array.axis == -1 else quantised.mT
@@ -96,19 +94,39 @@ def _as_24(A) -> Sparse24Array:
     return array
 
 
-def _rounded(values, bits: int, shares: Sequence[float]):
+def _rounded(record: Compressed24, bits: int, shares: Sequence[float]):
     """Integers of stored elements (m, stored), and the factors of every 64 of them.
 
     Of the factors that are these shares of the largest, those with the least square error.
     """
+    if _arrays.is_cupy(record.values):
+        single = _dtypes.TABLE["float32"]
+        values = record.values
+        if record.dtype is not single:
+            values = _storage.converted(values, record.dtype, single)
+        _refuse_beyond(values)
+        return rounded(values, bits, shares)
+    from sparse24.kernels import cpu
+
+    integers, factors = cpu.quantise(record.values, record.dtype, bits, shares, TINY)
+    _refuse_beyond(factors)
+    return integers, factors
+
+
+def _refuse_beyond(values) -> None:
+    """Refuse elements, or factors made of them, that are not finite."""
+    if not bool(_arrays.namespace(values).isfinite(values).all()):
+        raise ArgumentError("A has elements that are infinite, NaN or beyond float32; scale it")
+
+
+def rounded(values, bits: int, shares: Sequence[float]):
+    """As `_rounded`, of finite float32, by operations on whole arrays."""
     xp = _arrays.namespace(values)
     groups = _in_groups(values)
-    if not bool(xp.isfinite(groups).all()):
-        raise ArgumentError("A has elements that are infinite, NaN or beyond float32; scale it")
     least = -(1 << bits - 1)
     at = xp.abs(groups).argmax(-1)[..., None]
     largest = xp.take_along_axis(groups, at, -1) / np.float32(least)
-    largest = xp.where(xp.abs(largest) < _TINY, np.float32(0), largest)
+    largest = xp.where(xp.abs(largest) < TINY, np.float32(0), largest)
     best = xp.full(largest.shape, np.inf, np.float32)
     factors, integers = xp.zeros_like(largest), xp.zeros(groups.shape, np.int8)
     for share in map(np.float32, shares):
