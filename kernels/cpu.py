@@ -9,6 +9,7 @@ from sparse24.kernels.cpu_compress import at_places, compress, decompress, like,
 from sparse24.kernels.cpu_deals import EveryDeal
 from sparse24.kernels.cpu_exchanges import Exchanges
 from sparse24.kernels.cpu_expanded import add_rows
+from sparse24.kernels.cpu_few_bricks import bricks_pay, multiply_bricks
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, mask_n_m, prune_n_m
 from sparse24.kernels.cpu_n_m_across import Across as AcrossOfNM
@@ -36,6 +37,7 @@ __all__ = [
     "at_places",
     "beside",
     "bricks_fit",
+    "bricks_pay",
     "choose",
     "compress",
     "compress_n_m",
@@ -55,6 +57,7 @@ __all__ = [
     "matmul",
     "matmul_across",
     "matmul_n_m",
+    "multiply_bricks",
     "pack_bricks",
     "prune",
     "prune_n_m",

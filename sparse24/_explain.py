@@ -14,6 +14,7 @@ from sparse24 import (
     _grouped_matmul,
     _other_formats,
     _product,
+    _quantised,
 )
 from sparse24._errors import ArgumentError
 from sparse24._explain_gpu import of_quantised, on_gpu
@@ -213,13 +214,17 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     quantised = _dispatch.is_quantised(laid.a)
     if not laid.types.on_gpu:
         told = _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
-        return dataclasses.replace(told, reason=told.reason + _KEPT) if quantised else told
+        if quantised:
+            in_place = _quantised.reads_bricks(laid.a, b, a.dtype, call.algorithm)
+            told = dataclasses.replace(told, reason=told.reason + (_BRICKS if in_place else _KEPT))
+        return told
     problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
     if quantised:
         return of_quantised(problem, laid.a, b.device.id, call.algorithm)
     return on_gpu(problem, laid.a.dtype.name, b.device.id, call.algorithm, kept, way_out)
 
 
+_BRICKS = "; it reads integers and scales as they are stored"
 _KEPT = "; the first product dequantises the matrix, and keeps the result"
 _BY_ROWS = (
     "the groups do not run along the contracted axis, so the Numba kernel adds up the stored rows, "

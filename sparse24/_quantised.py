@@ -103,3 +103,21 @@ class Dequantising(NamedTuple):
 
     def __call__(self, record: Compressed24, b, out, epilogue) -> None:
         self.product(dequantised(record, self.dtype), b, out, epilogue)
+
+
+def reads_bricks(a: Operand24, b, dtype: DType, algorithm: str) -> bool:
+    """Whether a product of type `dtype` on the CPU multiplies the bricks as they are."""
+    from sparse24.kernels import cpu
+
+    sparse = a.rows is not None and algorithm in ("auto", "cpu_sparse")
+    return sparse and cpu.bricks_pay(a.stored.quantised, dtype, b)
+
+
+class OfBricks(NamedTuple):
+    """A product on the CPU that takes the bricks of a `Compressed24`, as elements of a type."""
+
+    product: Any
+    dtype: DType
+
+    def __call__(self, record: Compressed24, b, out, epilogue) -> None:
+        self.product(record.values, record.quantised, self.dtype, b, out, epilogue)
