@@ -89,7 +89,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         _foreign_streams.make_current()
         _streams.hold_current()
     else:
-        taken = _as_read_on_cpu(a, types.type_a)
+        taken = _as_read_on_cpu(a, b, types.type_a, call.algorithm)
         launched = _prepare_on_cpu(taken, b, flat_out, epilogue, call.algorithm, types.type_a)
     launched.run()
     if aux is not None:
@@ -208,9 +208,11 @@ def _as_taken(
     return cast_operand(a, TABLE[problem.dtype]), problem
 
 
-def _as_read_on_cpu(a: Operand24, dtype: DType) -> Operand24:
+def _as_read_on_cpu(a: Operand24, b, dtype: DType, algorithm: str) -> Operand24:
     """The operand as kernels on the CPU take it, which widen the stored elements of int8."""
     if is_quantised(a):
+        if _quantised.reads_bricks(a, b, dtype, algorithm):
+            return a
         return _quantised.as_converted(a, dtype, keep=True)
     stored = a.rows is not None or a.columns is not None
     if a.dtype is dtype or not stored or a.dtype.name != "int8":
@@ -247,6 +249,9 @@ def _prepare_on_cpu(
     from sparse24.kernels import cpu
 
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
+    if is_quantised(a):
+        of_bricks = _quantised.OfBricks(cpu.multiply_bricks, dtype)
+        return Launched(of_bricks, a.rows, b, out, epilogue)
     if a.rows is None and a.dense is None and len(a.shape) == b.ndim == 2:
         by_rows = algorithm == "auto" and adds_rows(a.shape, b.shape, dtype)
         across: Any = cpu.add_rows if by_rows else OfRecord(cpu.matmul_across)

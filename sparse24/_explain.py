@@ -14,6 +14,7 @@ from sparse24 import (
     _grouped_matmul,
     _other_formats,
     _product,
+    _quantised,
 )
 from sparse24._errors import ArgumentError
 from sparse24._explain_gpu import NOT_QUANTISED, of_quantised, on_gpu
@@ -211,6 +212,8 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
         way_out = f"a matrix compressed in {a.dtype.name} with {way_out}"
     if not laid.types.on_gpu:
         told = _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
+        if quantised and _quantised.reads_bricks(laid.a, b, a.dtype, call.algorithm):
+            keeps = _BRICKS
         return dataclasses.replace(told, reason=told.reason + keeps)
     problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
     if quantised:
@@ -218,6 +221,7 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     return on_gpu(problem, laid.a.dtype.name, b.device.id, call.algorithm, kept, way_out)
 
 
+_BRICKS = "; it reads integers and scales as they are stored"
 _KEPT = "; the first product dequantises the matrix, and keeps the result"
 _BY_ROWS = (
     "the groups do not run along the contracted axis, so the Numba kernel adds up the stored rows, "

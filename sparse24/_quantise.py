@@ -29,8 +29,8 @@ from sparse24.kernels import bricks
 
 # Of the largest scale, those that `method="mse"` tries; 0.95 is best for normal elements.
 SHARES = tuple(np.linspace(0.65, 1.0, 15).tolist())
+TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
 _FLOAT32 = _dtypes.TABLE["float32"]
-_TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
 
 
 METHODS = ("mse", "absmax", "gptq")
@@ -122,7 +122,7 @@ def quantise(
             integers, factors = _by_inputs(record, seen, bits, damping)
         else:
             shares = SHARES if method == "mse" else (1.0,)
-            integers, factors = _rounded(_in_float32(record), bits, shares)
+            integers, factors = _rounded(record, bits, shares)
         parts = _quantised.Parts(integers, _storage.canonical(record), factors)
         quantised = of_parts(parts, record.shape, bits, record.dtype)
     return quantised if array.axis == -1 else quantised.mT
@@ -137,14 +137,6 @@ def _check_inputs(method: str, calibration, hessian) -> None:
         )
     if calibration is not None and hessian is not None:
         raise ArgumentError("calibration and hessian say the same; pass one of them")
-
-
-def _in_float32(record: Compressed24):
-    """The stored elements; `values` itself where they are of that type."""
-    if record.dtype is _FLOAT32:
-        return record.values
-    with np.errstate(over="ignore"):  # what is infinite then is refused
-        return _storage.converted(record.values, record.dtype, _FLOAT32)
 
 
 def _as_24(A) -> Sparse24Array:
@@ -167,11 +159,11 @@ def _by_inputs(record: Compressed24, hessian, bits: int, damping: float):
     """As `_rounded`, but errors of columns are made up for by later ones."""
     exact = _storage.decompress(_storage.cast(record, _dtypes.TABLE["float64"]))
     with np.errstate(over="ignore"):
-        _refuse_infinite(exact.astype(np.float32))
+        _refuse_beyond(exact.astype(np.float32))
     xp = _arrays.namespace(exact)
     dense, factors = gptq(
         exact, exact != 0, hessian, bits=bits, group=bricks.COLUMNS, damping=damping,
-        choose=lambda group: _best(group.astype(np.float32), bits, SHARES)[0],
+        choose=lambda group: best(group.astype(np.float32), bits, SHARES)[0],
     )  # fmt: skip
     stored = record.values.shape[1]
     columns = _record_parts.columns_of(_storage.canonical(record), stored)
@@ -180,41 +172,56 @@ def _by_inputs(record: Compressed24, hessian, bits: int, damping: float):
     return xp.take_along_axis(padded, columns, axis=1), factors
 
 
-def _rounded(values, bits: int, shares: Sequence[float]):
-    """Integers of stored elements (m, stored), and the factors of every 64 of them."""
+def _rounded(record: Compressed24, bits: int, shares: Sequence[float]):
+    """Integers of stored elements (m, stored), and the factors of every 64 of them.
+
+    Of the factors that are these shares of the largest, those with the least square error.
+    """
+    if _arrays.is_cupy(record.values):
+        values = record.values
+        if record.dtype is not _FLOAT32:
+            values = _storage.converted(values, record.dtype, _FLOAT32)
+        _refuse_beyond(values)
+        return rounded(values, bits, shares)
+    from sparse24.kernels import cpu
+
+    integers, factors = cpu.quantise(record.values, record.dtype, bits, shares, TINY)
+    _refuse_beyond(factors)
+    return integers, factors
+
+
+def _refuse_beyond(values) -> None:
+    """Refuse elements, or factors made of them, that are not finite."""
+    if not bool(_arrays.namespace(values).isfinite(values).all()):
+        raise ArgumentError("A has elements that are infinite, NaN or beyond float32; scale it")
+
+
+def rounded(values, bits: int, shares: Sequence[float]):
+    """As `_rounded`, of finite float32, by operations on whole arrays."""
     groups = _in_groups(values)
-    _refuse_infinite(groups)
-    factors, integers = _best(groups, bits, shares)
+    factors, integers = best(groups, bits, shares)
     m, stored = values.shape
     return integers.reshape(m, groups.shape[1] * bricks.STORED)[:, :stored], factors[..., 0]
 
 
-def _best(groups, bits: int, shares: Sequence[float]):
-    """Factors (..., 1) and integers (..., n) of groups of n elements.
-
-    Of the factors that are these shares of the largest, those with the least square error.
-    """
+def best(groups, bits: int, shares: Sequence[float]):
+    """Factors (..., 1) and integers (..., n) of groups of n elements, as of `_rounded`."""
     xp = _arrays.namespace(groups)
     least = -(1 << bits - 1)
     at = xp.abs(groups).argmax(-1)[..., None]
     largest = xp.take_along_axis(groups, at, -1) / np.float32(least)
-    largest = xp.where(xp.abs(largest) < _TINY, np.float32(0), largest)
-    best = xp.full(largest.shape, np.inf, np.float32)
+    largest = xp.where(xp.abs(largest) < TINY, np.float32(0), largest)
+    lowest = xp.full(largest.shape, np.inf, np.float32)
     factors, integers = xp.zeros_like(largest), xp.zeros(groups.shape, np.int8)
     for share in map(np.float32, shares):
         tried = largest * share
         scaled = groups / xp.where(tried == 0, np.float32(np.inf), tried)
-        rounded = xp.clip(xp.rint(scaled), least, -1 - least)
-        error = xp.square(rounded - scaled).sum(-1, keepdims=True) * share**2
-        better = error < best
-        best, factors = xp.where(better, error, best), xp.where(better, tried, factors)
-        integers = xp.where(better, rounded.astype(np.int8), integers)
+        nearest = xp.clip(xp.rint(scaled), least, -1 - least)
+        error = xp.square(nearest - scaled).sum(-1, keepdims=True) * share**2
+        better = error < lowest
+        lowest, factors = xp.where(better, error, lowest), xp.where(better, tried, factors)
+        integers = xp.where(better, nearest.astype(np.int8), integers)
     return factors, integers
-
-
-def _refuse_infinite(x) -> None:
-    if not bool(_arrays.namespace(x).isfinite(x).all()):
-        raise ArgumentError("A has elements that are infinite, NaN or beyond float32; scale it")
 
 
 def _in_groups(values):

@@ -37,6 +37,10 @@ def checked_bits(bits) -> int:
 
 def record_of(parts: Parts, shape: tuple[int, ...], bits: int, dtype: DType) -> Compressed24:
     """The record of a matrix of these parts."""
+    if not _arrays.is_cupy(parts.integers):
+        from sparse24.kernels import cpu
+
+        return with_bricks(cpu.pack_bricks(*parts, bits), shape, bits, dtype)
     whole = Compressed24(parts.integers, parts.metadata, None, shape, _dtypes.TABLE["float16"])
     codes = _storage.packed(whole)  # in the order for elements of 16 bits
     packed = bricks.pack(bricks.Parts(parts.integers, codes, parts.factors), bits)
@@ -50,6 +54,10 @@ def with_bricks(packed: Any, shape: tuple[int, ...], bits: int, dtype: DType) ->
 def parts_of(record: Compressed24) -> Parts:
     """The parts of a quantised record."""
     m, k = record.shape
+    if not _arrays.is_cupy(record.values):
+        from sparse24.kernels import cpu
+
+        return Parts(*cpu.unpack_bricks(record.values, m, k, record.quantised))
     found = bricks.unpack(record.values, m, k, record.quantised)
     whole = Compressed24(found.integers, None, found.codes, (m, k), _dtypes.TABLE["float16"])
     return Parts(found.integers, _storage.canonical(whole), found.factors)
@@ -79,6 +87,13 @@ def dequantised(record: Compressed24, dtype: DType) -> Compressed24:
         from sparse24.kernels import dequantise
 
         return dequantise.launch(record, dtype)
+    if not _arrays.is_cupy(record.values) and dtype.name in FLOATS:
+        from sparse24.kernels import cpu
+
+        bits = record.quantised
+        if cpu.bricks_fit(record.values, bits, dtype):  # others NumPy warns of
+            values, metadata = cpu.dequantise(record.values, record.shape, bits, dtype)
+            return Compressed24(values, metadata, None, record.shape, dtype)
     parts = parts_of(record)
     xp = _arrays.namespace(parts.integers)
     stored = parts.integers.shape[1]
@@ -112,3 +127,21 @@ class Dequantising(NamedTuple):
 
     def __call__(self, record: Compressed24, b, out, epilogue) -> None:
         self.product(dequantised(record, self.dtype), b, out, epilogue)
+
+
+def reads_bricks(a: Operand24, b, dtype: DType, algorithm: str) -> bool:
+    """Whether a product of type `dtype` on the CPU multiplies the bricks as they are."""
+    from sparse24.kernels import cpu
+
+    sparse = a.rows is not None and algorithm in ("auto", "cpu_sparse")
+    return sparse and cpu.bricks_pay(a.stored.quantised, dtype, b)
+
+
+class OfBricks(NamedTuple):
+    """A product on the CPU that takes the bricks of a `Compressed24`, as elements of a type."""
+
+    product: Any
+    dtype: DType
+
+    def __call__(self, record: Compressed24, b, out, epilogue) -> None:
+        self.product(record.values, record.quantised, self.dtype, b, out, epilogue)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -139,6 +140,13 @@ def test_tiny_and_large_elements(scale, method):
         np.testing.assert_allclose(got, dense, rtol=0.01)
 
 
+def near(got, want):
+    """Equal, but for the order of sums: kernels that read integers add the ends of rows earlier."""
+    error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    assert error <= 4 * ml_dtypes.finfo(want.dtype).eps * np.abs(want.astype(np.float64)).max()
+
+
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_products_are_those_of_the_dequantised(rng, bits, dtype):
@@ -147,20 +155,18 @@ def test_products_are_those_of_the_dequantised(rng, bits, dtype):
     whole = q.dequantise()
     x, y = (rng.standard_normal((3, size)).astype(a.dtype) for size in (300, 50))
     for _ in range(2):  # the second product is a repeated one
-        np.testing.assert_array_equal(x @ q.T, x @ whole.T)
-        np.testing.assert_array_equal(q @ x.T, whole @ x.T)
+        near(x @ q.T, x @ whole.T)
+        near(q @ x.T, whole @ x.T)
         np.testing.assert_array_equal(y @ q, y @ whole)
         np.testing.assert_array_equal(q.T @ y.T, whole.T @ y.T)
-        np.testing.assert_array_equal(q @ x[0], whole @ x[0])
+        near(q @ x[0], whole @ x[0])
     wide = rng.standard_normal((2, 4, 300)).astype(np.float64)
     np.testing.assert_array_equal(wide @ q.T, wide @ q.dequantise("float64").T)
     bias = rng.standard_normal(50).astype(np.float32)
-    np.testing.assert_array_equal(
-        s24.linear(x, q, bias, activation="gelu"), s24.linear(x, whole, bias, activation="gelu")
-    )
+    near(s24.linear(x, q, bias, activation="gelu"), s24.linear(x, whole, bias, activation="gelu"))
     out = np.zeros((3, 50), a.dtype)
     assert s24.matmul(x, q.T, out, alpha=2.0, c=out, beta=1.0) is out
-    np.testing.assert_array_equal(out, s24.matmul(x, whole.T, alpha=2.0))
+    near(out, s24.matmul(x, whole.T, alpha=2.0))
 
 
 def test_plans_and_other_functions_take_them(rng):
@@ -189,8 +195,8 @@ def test_explain_says_how_the_dense_product_would_run(rng):
 
 def test_what_the_first_product_on_the_cpu_keeps(rng):
     q = s24.quantise(pruned(rng, (64, 256), "float16"))
-    x, before = np.ones((2, 256), np.float16), q.nbytes
-    for array, b in ((q, x.T), (q.T, x[0, :64])):
+    x, before = np.ones((20, 256), np.float16), q.nbytes  # more than integers are multiplied by
+    for array, b in ((q, x.T), (q.T, np.ones(64, np.float16))):
         assert "the first product dequantises the matrix" in s24.explain(array, b).reason
     x @ q.T
     kept = q.dequantise()

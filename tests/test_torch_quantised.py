@@ -145,10 +145,12 @@ def test_attention_reads_a_quantised_weight():
 
 # --- what is kept on the CPU --------------------------------------------------------------
 
+MANY = 20  # tokens, for which the CPU does not read integers as they are stored
+
 
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
 def test_products_on_the_cpu_keep_what_they_dequantise(backend, dequantisations, compiles_anew):
-    (ours, wanted), x = layers(), torch.randn(3, K)
+    (ours, wanted), x = layers(), torch.randn(MANY, K)
     ours.weight = torch.nn.Parameter(ours.weight.clone(), requires_grad=False)
     other, dense = packed()
     run = ours if backend is None else torch.compile(ours, fullgraph=True, backend=backend)
@@ -165,7 +167,7 @@ def test_products_on_the_cpu_keep_what_they_dequantise(backend, dequantisations,
 
 
 def test_nothing_is_kept_of_inference_tensors(dequantisations):
-    x = torch.randn(3, K)
+    x = torch.randn(MANY, K)
     with torch.inference_mode():
         weight, dense = packed()
         weight = weight.clone()
