@@ -218,7 +218,7 @@ def fit(bricks: np.ndarray, bits: int, dtype: _dtypes.DType) -> bool:
 
 
 def dequantise(
-    bricks: np.ndarray, shape: tuple[int, int], bits: int, dtype: _dtypes.DType
+    bricks: np.ndarray, shape: tuple[int, ...], bits: int, dtype: _dtypes.DType
 ) -> tuple[np.ndarray, np.ndarray]:
     """Elements, integers times factors, each rounded once, and canonical codes.
 
