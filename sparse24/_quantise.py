@@ -40,7 +40,8 @@ def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
     Returns
     -------
     Quantised24Array
-        On the same device, of the same type.  Waits for a GPU.
+        On the same device, of the same type and axis: with `axis` -2, 128 rows of a column share a
+        scale.  Waits for a GPU.
 
     Raises
     ------
