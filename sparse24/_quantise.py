@@ -67,7 +67,8 @@ def quantise(
     Returns
     -------
     Quantised24Array
-        On the same device, of the same type.  Waits for a GPU.
+        On the same device, of the same type and axis: with `axis` -2, 128 rows of a column share a
+        scale.  Waits for a GPU.
 
     Raises
     ------
