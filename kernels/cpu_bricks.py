@@ -146,9 +146,8 @@ def _pack(integers, metadata, factors, bits, words, floats):
         for atom in range(words.shape[1]):
             brick, start = words[block, atom], atom * STORED
             count = min(STORED, stored - start) if row < m else 0
-            for i in range(count):
-                x[i] = integers[row, start + i]
-            x[count:] = 0
+            for i in range(STORED):
+                x[i] = integers[row, start + i] if i < count else 0
             _write_elements(x, here, bits, brick)
             floats[block, atom, factors_at + here] = factors[row, atom] if row < m else 0
             line = metadata[min(row, m - 1), start // 4 :]
@@ -218,14 +217,14 @@ def fit(bricks: np.ndarray, bits: int, dtype: _dtypes.DType) -> bool:
 
 
 def dequantise(
-    bricks: np.ndarray, shape: tuple[int, int], bits: int, dtype: _dtypes.DType
+    bricks: np.ndarray, shape: tuple[int, ...], bits: int, dtype: _dtypes.DType
 ) -> tuple[np.ndarray, np.ndarray]:
     """Elements, integers times factors, each rounded once, and canonical codes.
 
     Parameters
     ----------
     bricks : ndarray of uint8, shape (row blocks, K atoms, bytes)
-    shape : (int, int)
+    shape : tuple of int
         Of the matrix, (m, k).
     bits : int
     dtype : DType

@@ -18,7 +18,9 @@ from sparse24.kernels import bricks
 
 # Of the largest scale, those that `method="mse"` tries; 0.95 is best for normal elements.
 SHARES = tuple(np.linspace(0.65, 1.0, 15).tolist())
-TINY = 2 * np.finfo(np.float32).tiny  # scales below are zero: GPUs take subnormal ones for zeros
+TINY = np.float32(
+    2 * np.finfo(np.float32).tiny
+)  # scales below are zero: GPUs take subnormal ones for zeros
 
 
 def quantise(A, *, bits=4, method="mse") -> Quantised24Array:
