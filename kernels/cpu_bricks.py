@@ -146,9 +146,8 @@ def _pack(integers, metadata, factors, bits, words, floats):
         for atom in range(words.shape[1]):
             brick, start = words[block, atom], atom * STORED
             count = min(STORED, stored - start) if row < m else 0
-            for i in range(count):
-                x[i] = integers[row, start + i]
-            x[count:] = 0
+            for i in range(STORED):
+                x[i] = integers[row, start + i] if i < count else 0
             _write_elements(x, here, bits, brick)
             floats[block, atom, factors_at + here] = factors[row, atom] if row < m else 0
             line = metadata[min(row, m - 1), start // 4 :]
@@ -225,7 +224,7 @@ def dequantise(
     Parameters
     ----------
     bricks : ndarray of uint8, shape (row blocks, K atoms, bytes)
-    shape : (int, int)
+    shape : tuple of int
         Of the matrix, (m, k).
     bits : int
     dtype : DType

@@ -17,11 +17,12 @@ from sparse24.kernels._simd_bricks import AVAILABLE, HALF_ROWS, brick_dots
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_few import work_of_few
-from sparse24.kernels.cpu_operand import pack_columns
+from sparse24.kernels.cpu_prepared import ColumnsRoom
 
 # Columns up to which this wins over the product of a dequantised matrix, by the bits.  Measured by
-# one thread with AVX-512, 4096 x 4096 in float16, in and out of cache: of 4 bits 0.5 of its time
-# with one column, 0.8 to 0.9 with four, 1.1 to 1.3 with eight; of 8 bits 0.8 with one, then 1.1.
+# one thread with AVX-512, 4096 x 4096 from out of the caches, where it takes these shares of the
+# time in float16 and float32: of 4 bits 0.5 and 0.3 with one column, 0.8 and 0.6 with four, 1.3 and
+# 0.9 with eight; of 8 bits 0.9 and 0.5 with one, 1.2 and 0.7 with two.
 _MOST = {4: 4, 8: 1}
 _ROWS = {1: 4, 2: 2, 3: 1, 4: 1}  # pairs of rows at a time by the columns, so that sums fit
 _KINDS = {
@@ -47,10 +48,8 @@ def _multiply(bricks, b, kind, sums, shape):
             brick_dots(bricks, block, row, b, kind, sums, shape)
 
 
-def multiply_bricks(
-    bricks: np.ndarray, bits: int, dtype: _dtypes.DType, b, out, epilogue: Fused
-) -> None:
-    """Write ``epilogue(A @ b)`` into `out`, where `bricks_pay`.
+class FewBricks:
+    """``out = epilogue(A @ b)``, where `bricks_pay`, for operands like those that it is made for.
 
     Parameters
     ----------
@@ -59,23 +58,37 @@ def multiply_bricks(
     dtype : DType
         float16, bfloat16 or float32, to which integers times factors are rounded.
     b : ndarray, shape (k, n), any strides
-    out : ndarray, shape (m, n), any strides and result type
-    epilogue : Fused
     """
-    m, n = out.shape
-    blocks, atoms, _ = bricks.shape
-    wide = decoded(b, _arrays.logical_dtype(b, argument="b"), np.float32)
-    columns = pack_columns(wide, atoms * layout.COLUMNS)
-    shape = (0,) * bits, (0,) * _ROWS[n], (0,) * n
-    whole, kind = np.require(bricks, requirements="C"), _KINDS[dtype.logical]
-    work = work_of_few(m, n, atoms * layout.STORED)
-    parts = slices(blocks, 1, work=work)
 
-    def task(number: int):
-        part = parts[number]
-        sums = np.empty(((part.stop - part.start) * layout.ROWS, n), np.float32)
-        _multiply(whole[part], columns, kind, sums, shape)
-        rows = slice(part.start * layout.ROWS, min(part.stop * layout.ROWS, m))
-        finish(sums[: rows.stop - rows.start], out, epilogue, rows, slice(0, n))
+    def __init__(self, bricks: np.ndarray, bits: int, dtype: _dtypes.DType, b: np.ndarray):
+        n, (blocks, atoms, _) = b.shape[1], bricks.shape
+        self._bricks = np.require(bricks, requirements="C")
+        self._b_dtype, self._kind = _arrays.logical_dtype(b, argument="b"), _KINDS[dtype.logical]
+        self._columns = ColumnsRoom(b.shape, atoms * layout.COLUMNS, np.dtype(np.float32))
+        self._shape = (0,) * bits, (0,) * _ROWS[n], (0,) * n
+        self._work = work_of_few(blocks * layout.ROWS, n, atoms * layout.STORED)
+        self._parts = slices(blocks, 1, work=self._work)
 
-    parallel(task, len(parts), work)
+    def __call__(self, b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
+        """`out` has the shape (m, n), any strides and result type."""
+        room = self._columns.take()
+        columns, target = room
+        target[...] = decoded(b, self._b_dtype, np.float32)
+        m, n = out.shape
+
+        def task(number: int):
+            part = self._parts[number]
+            rows = slice(part.start * layout.ROWS, min(part.stop * layout.ROWS, m))
+            sums = np.empty(((part.stop - part.start) * layout.ROWS, n), np.float32)
+            _multiply(self._bricks[part], columns, self._kind, sums, self._shape)
+            finish(sums[: rows.stop - rows.start], out, epilogue, rows, slice(0, n))
+
+        parallel(task, len(self._parts), self._work)
+        self._columns.give(room)
+
+
+def multiply_bricks(
+    bricks: np.ndarray, bits: int, dtype: _dtypes.DType, b, out, epilogue: Fused
+) -> None:
+    """Write ``epilogue(A @ b)`` into `out`; parameters as for `FewBricks`."""
+    FewBricks(bricks, bits, dtype, b)(b, out, epilogue)

@@ -58,11 +58,11 @@ def _quantise(values, shares, squares, least, tiny, integers, factors):
         for group in range(factors.shape[1]):
             start = group * STORED
             count = min(STORED, stored - start)
-            x[:count] = values[row, start : start + count]
-            x[count:] = 0
+            for i in range(STORED):
+                x[i] = values[row, start + i] if i < count else np.float32(0)
+                kept[i] = 0
             largest = _largest(x) / least
             factors[row, group] = np.float32(0) if abs(largest) < tiny else largest
-            kept[:] = 0
             best = np.float32(np.inf)
             for i in range(len(shares) if tiny <= abs(largest) < np.inf else 0):
                 tried = largest * shares[i]
@@ -72,11 +72,12 @@ def _quantise(values, shares, squares, least, tiny, integers, factors):
                     factors[row, group] = tried
                     for j in range(STORED):
                         kept[j] = np.int8(rounded[j])
-            integers[row, start : start + count] = kept[:count]
+            for i in range(count):
+                integers[row, start + i] = kept[i]
 
 
 def quantise(
-    values: np.ndarray, dtype: _dtypes.DType, bits: int, shares: Sequence[float], tiny: float
+    values: np.ndarray, dtype: _dtypes.DType, bits: int, shares: Sequence[float], tiny: np.float32
 ) -> tuple[np.ndarray, np.ndarray]:
     """Integers of stored elements, and the factors of every 64 of a row.
 
@@ -89,7 +90,7 @@ def quantise(
     dtype : DType
     bits : int
     shares : sequence of float
-    tiny : float
+    tiny : float32
         Factors below are zero.
 
     Returns
@@ -113,7 +114,7 @@ def quantise(
         wide = np.empty(source.shape, np.float32)
         with np.errstate(over="ignore"):  # the factors tell
             decode_into(source, dtype, wide)
-        _quantise(wide, each, squares, least, np.float32(tiny), integers[rows], factors[rows])
+        _quantise(wide, each, squares, least, tiny, integers[rows], factors[rows])
 
     parallel(run, len(parts), work)
     return integers, factors

@@ -127,13 +127,16 @@ def of_launched(
 
 def prepared(launched: Launched) -> Multiply:
     """The product with what can be decided beforehand, else as it was launched."""
-    from sparse24.kernels import cpu, cpu_across, cpu_expanded, cpu_prepared
+    from sparse24.kernels import cpu, cpu_across, cpu_expanded, cpu_few_bricks, cpu_prepared
 
     launcher, a, found = launched.launcher, launched.a, None
     if launcher is cpu.add_rows:
         found = cpu_expanded.across(a, launched.b)
     elif launcher is cpu.dense_matmul:
         found = cpu_prepared.dense(a, launched.b, launched.out)
+    elif launcher.product is cpu.multiply_bricks:
+        if a.values.flags.c_contiguous:  # else it would keep a copy
+            found = cpu_few_bricks.FewBricks(a.values, a.quantised, launcher.dtype, launched.b)
     elif launcher.product is cpu.matmul and a.metadata is not None:
         found = cpu_expanded.along(a, launched.b)
         found = found or cpu_prepared.sparse(a.values, a.metadata, launched.b, launched.out)

@@ -29,8 +29,8 @@ class Quantised24Tensor(Sparse24Tensor):
     ``a[i:j]`` and ``a.split(n)`` give parts at multiples of 16 rows and of 128 columns; rows share
     their memory.  Arithmetic raises, as it would round again; use `to_dense` first.
 
-    On the CPU a product keeps the dequantised matrix with the integers, unless these were made in
-    inference mode: then each product dequantises them.
+    On the CPU a product that dequantises the matrix keeps the result with the integers, unless
+    these were made in inference mode: then each such product dequantises them.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """The custom operators of quantised matrices, which are passed as one tensor, their bricks.
 
-On the CPU a product dequantises the matrix.  What it makes is kept with the bricks until they are
-written, as torch counts it.
+On the CPU most products dequantise the matrix.  What they make is kept with the bricks until these
+are written, as torch counts it.
 """
 
 from __future__ import annotations
