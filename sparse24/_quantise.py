@@ -30,7 +30,7 @@ from sparse24.kernels import bricks
 # Of the largest scale, those that `method="mse"` tries; 0.95 is best for normal elements.
 SHARES = tuple(np.linspace(0.65, 1.0, 15).tolist())
 # Scales below are zero, as GPUs take subnormal ones for zeros.
-TINY = 2 * float(np.finfo(np.float32).tiny)
+TINY = np.float32(2 * np.finfo(np.float32).tiny)
 _FLOAT32 = _dtypes.TABLE["float32"]
 METHODS = ("mse", "absmax", "gptq")
 

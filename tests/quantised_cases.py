@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from sparse24._dtypes import TABLE
@@ -38,3 +39,10 @@ def on_device(parts: Parts, shape: tuple[int, int], bits: int, dtype: str) -> Co
 def problem(m=4096, n=8, k=4096, *, bits=4, dtype="bfloat16", **fields) -> Problem:
     fields = {"out_dtype": dtype, "b_order": "column", "out_order": "column", "batch": 1, **fields}
     return Problem(m, n, k, dtype=dtype, b_dtype=dtype, quantised=bits, **fields)
+
+
+def near(got, want):
+    """Equal, but for the order of sums: kernels that read integers add the ends of rows earlier."""
+    error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    assert error <= 4 * ml_dtypes.finfo(want.dtype).eps * np.abs(want.astype(np.float64)).max()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 
-import ml_dtypes
 import numpy as np
 import pytest
+from quantised_cases import near
 
 import sparse24 as s24
 from sparse24 import _dtypes
@@ -138,13 +138,6 @@ def test_tiny_and_large_elements(scale, method):
     assert np.isfinite(got).all()
     if scale > 1e-35:
         np.testing.assert_allclose(got, dense, rtol=0.01)
-
-
-def near(got, want):
-    """Equal, but for the order of sums: kernels that read integers add the ends of rows earlier."""
-    error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
-    assert (got.dtype, got.shape) == (want.dtype, want.shape)
-    assert error <= 4 * ml_dtypes.finfo(want.dtype).eps * np.abs(want.astype(np.float64)).max()
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from quantised_cases import near
 
 import sparse24 as s24
 from sparse24.kernels import reference
@@ -82,9 +83,9 @@ def test_whole_blocks_of_rows_share_memory(rng):
 def test_parts_multiply_as_the_rows_and_columns_do(rng, bits):
     q = s24.quantise(pruned(rng, (70, 400)), bits=bits)
     x = rng.standard_normal((400, 3)).astype(np.float32)
-    np.testing.assert_array_equal(q[16:32] @ x, q.dequantise()[16:32] @ x)
+    near(q[16:32] @ x, q.dequantise()[16:32] @ x)
     part = q[:, 128:256]
-    np.testing.assert_array_equal(part @ x[128:256], part.dequantise() @ x[128:256])
+    near(part @ x[128:256], part.dequantise() @ x[128:256])
     np.testing.assert_array_equal(np.concatenate([q[:32], q[32:]]).toarray(), q.toarray())
     np.testing.assert_array_equal(
         np.hstack(np.split(q[:, :256], 2, 1)).toarray(), q[:, :256].toarray()
