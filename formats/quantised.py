@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from sparse24 import _arrays, _devices, _dtypes, _quantised, _settled, _spec, _storage
-from sparse24._errors import ArgumentError, ShapeError
-from sparse24._quantised import GROUP, Parts
+from sparse24 import _arrays, _devices, _dtypes, _quantised, _settled, _storage
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import made_by
-from sparse24.formats.indexing import Indexing, is_slice
-from sparse24.formats.joining import Joining
 from sparse24.formats.products_24 import Products24
+from sparse24.formats.quantised_cuts import QuantisedCuts
 from sparse24.formats.scipy_names import missing
 from sparse24.formats.transposes import KeptTranspose
 from sparse24.formats.two_four import Sparse24Array
-from sparse24.kernels.bricks import ROWS
-
-_FOURS = GROUP // _spec.GROUP  # groups of four that share a scale
 
 
-class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
+class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     """A quantised 2:4 matrix on the CPU or a GPU.  Immutable.
 
     Made by `sparse24.quantise` or `sparse24.convert.from_quantised`; not by its constructor.  An
@@ -84,10 +77,6 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
         object.__setattr__(self, "_transpose", None)  # the transposed view, made at first use
         _settled.note_capture(operand)
 
-    @classmethod
-    def _of(cls, record: Compressed24) -> Self:
-        return cls(Operand24(record, None, None, record.shape, record.dtype))
-
     # --- what it is ---------------------------------------------------------------------
 
     @property
@@ -145,9 +134,6 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
     def metadata(self):
         """Canonical codes, uint8 (m, ceil(k / 8)), two per byte: see :ref:`layout`; a copy."""
         return self._parts().metadata
-
-    def _parts(self) -> Parts:
-        return _quantised.parts_of(self._operand.stored)
 
     @property
     def mT(self) -> Self:
@@ -256,66 +242,11 @@ class Quantised24Array(KeptTranspose, Joining, Indexing, Products24):
                 return super().__getattr__(name)
             raise missing(self, name, f"use .dequantise().{name}")
 
-    # --- parts --------------------------------------------------------------------------
-
     def _oriented(self, record: Compressed24) -> Self:
         array = self._of(record)
         return array if self.axis == -1 else array.mT
 
-    def _made_of(self, parts: Parts, shape: tuple[int, ...]) -> Self:
-        return self._of(_quantised.record_of(parts, shape, self.bits, self._dtype))
 
-    def _matrices(self, key) -> Any:
-        raise AssertionError("a quantised array has no batch axes")
-
-    @_devices.on_own_device
-    def _stored_rows(self, rows) -> Self:
-        record = self._operand.stored
-        if is_slice(rows):  # only the blocks that it meets are taken apart
-            start, stop, _ = rows.indices(record.m)
-            stop, first = max(start, stop), start // ROWS
-            record = _quantised.row_blocks(record, first, -(-stop // ROWS))
-            if start % ROWS == 0 and record.m == stop - start:
-                return self._of(record)
-            rows = slice(start - first * ROWS, stop - first * ROWS)
-        parts = Parts(*(x[rows] for x in _quantised.parts_of(record)))
-        return self._made_of(parts, (len(parts.integers), record.k))
-
-    @_devices.on_own_device
-    def _stored_groups(self, start: int, stop: int) -> Any:
-        first, whole = start // _FOURS, self._operand.stored
-        cut = self._of(_quantised.column_blocks(whole, first, -(-stop // _FOURS)))
-        start, stop = start - first * _FOURS, stop - first * _FOURS
-        if start == 0 and stop * _spec.GROUP >= cut.shape[-1]:
-            return cut
-        return cut.dequantise()._stored_groups(start, stop)
-
-    @_devices.on_own_device
-    def _joined(self, arrays: Sequence[Self], axis: int, *, new: bool) -> Self:
-        if new:
-            raise ArgumentError(
-                "quantised arrays are matrices, which numpy.stack does not join; stack what their "
-                ".dequantise() gives"
-            )
-        if len({array.bits for array in arrays}) > 1:
-            raise ArgumentError(
-                "arrays with integers of 4 and of 8 bits cannot be joined; quantise them with the "
-                "same bits="
-            )
-        if axis == -1 and any(array.shape[-1] % GROUP for array in arrays[:-1]):
-            raise ShapeError(
-                f"along the groups arrays are joined whose columns are multiples of {GROUP}, as "
-                f"so many share a scale, got shapes {[array.shape for array in arrays]}; join what "
-                "their .dequantise() gives"
-            )
-        xp = _arrays.namespace(arrays[0]._operand.stored.values)
-        each = [array._parts() for array in arrays]
-        parts = Parts(*(xp.concatenate(part, axis=axis) for part in zip(*each)))
-        shape = [arrays[0].shape[0], arrays[0].shape[1]]
-        shape[axis] = sum(array.shape[axis] for array in arrays)
-        return self._made_of(parts, tuple(shape))
-
-
-def of_parts(parts: Parts, shape: tuple[int, ...], bits: int, dtype: _dtypes.DType):
+def of_parts(parts: _quantised.Parts, shape: tuple[int, ...], bits: int, dtype: _dtypes.DType):
     """The array of checked parts."""
     return Quantised24Array._of(_quantised.record_of(parts, shape, bits, dtype))
