@@ -1,4 +1,4 @@
-// dequantise: a quantised 2:4 matrix as one of 16 bits: elements are integers times factors, rounded once.
+// dequantise: a quantised 2:4 matrix as one of 16 bits: integers times factors, rounded to float32 and then to 16 bits.
 //
 //   bricks [row blocks, K atoms, bytes]     elements, codes and factors (bricks.cuh)           (read once)
 //   values [m, values_per_row]              OUTPUT, rows on 16-byte boundaries                 (written)

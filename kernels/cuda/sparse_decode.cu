@@ -6,7 +6,7 @@
 //                                     rows of TILE_N columns, one after the other
 //   out    [batch, m, n]              any strides                                    (written)
 //
-// The time is that of reading A.  Blocks and warps work as decode_blocks.cuh says.
+// The time is that of reading A.  Blocks and warps work as decode_blocks.cuh says, and multiply by mma.sp.
 //
 // Stages are those of sparse_tile.cuh, whose swizzle is that of the TMA.  What lies outside of A and b comes as zeros.
 // The elements of A may be of 8 bits where those of b are of 16 (decode_mixed.cuh).

@@ -8,7 +8,8 @@
 // The time is that of reading A.  Blocks and warps work as decode_blocks.cuh says.  What a tile reads of A lies together
 // but for blocks of 16 rows, so a stage comes by a bulk copy for each of those.  Integers become elements of the type of
 // b in registers, exactly.  A K atom, 128 columns, is summed by itself; its sums are multiplied by the factors of the
-// rows and added up in float32.  So elements need not be rounded as a dequantised matrix is.
+// rows and added up in float32.  So elements need not be rounded as a dequantised matrix is.  Warps multiply by mma.sp
+// or, with WGMMA 1, warpgroups by instructions that read b once for 64 rows (wgmma_registers.cuh).
 //
 // The kernel before this one may have written A, so it has to end before A is read.  But what it writes goes to the L2
 // cache, so blocks that start earlier bring the first stages of A there meanwhile.  Where the caller knows that all

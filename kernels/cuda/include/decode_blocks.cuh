@@ -1,8 +1,8 @@
 // decode_blocks: what the products of a decoding step share: tiles, the boxes of b, and the turns of the warps.
 //
 // A block has a ring of stages for all of its tiles.  One thread asks the TMA for stage after stage; WARPS_K warps, or
-// teams of WARPS_M * WARPS_N warps, share the K atoms of each stage and multiply by mma.sp.  Their sums meet in shared
-// memory at the end of a tile, where they are added in a fixed order.
+// teams of WARPS_M * WARPS_N warps, share the K atoms of each stage and multiply them.  Their sums meet in shared memory
+// at the end of a tile, where they are added in a fixed order.
 //
 // Included where these are known: kManyColumns, whether b may have more columns than a tile; kStage, the bytes of a
 // stage, and kBAt, where b lies in it.  SUMS_AT is where the sums lie, behind all stages.
