@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from sparse24 import _arrays, _devices, _dtypes, _quantised, _settled, _storage
+from sparse24 import _arrays, _devices, _dtypes, _quantised, _storage
 from sparse24._records import Compressed24, Operand24
-from sparse24.formats.base import made_by
 from sparse24.formats.products_24 import Products24
 from sparse24.formats.quantised_cuts import QuantisedCuts
 from sparse24.formats.scipy_names import missing
@@ -70,38 +69,13 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     __slots__ = ("_operand", "_plans", "_transpose")
 
     def __init__(self, operand: Operand24):
-        if type(operand) is not Operand24:
-            raise made_by(self, operand, "sparse24.quantise(A)")
-        object.__setattr__(self, "_operand", operand)
-        object.__setattr__(self, "_plans", {})  # prepared launches, by signature of b
-        object.__setattr__(self, "_transpose", None)  # the transposed view, made at first use
-        _settled.note_capture(operand)
+        self._take(operand, maker="sparse24.quantise(A)")
 
     # --- what it is ---------------------------------------------------------------------
 
     @property
-    def _dtype(self) -> _dtypes.DType:  # type: ignore[override]
-        return self._operand.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._operand.shape
-
-    @property
     def bits(self) -> int:
         return self._operand.stored.quantised
-
-    @property
-    def pattern(self) -> tuple[int, int]:
-        return (2, 4)
-
-    @property
-    def axis(self) -> int:
-        return -1 if self._operand.rows is not None else -2
-
-    @property
-    def device(self) -> str:
-        return _arrays.device_of(self._operand.stored.values)
 
     @property
     @_devices.on_own_device

@@ -9,16 +9,13 @@ import numpy as np
 from sparse24 import (
     _arrays,
     _devices,
-    _dtypes,
     _elementwise,
     _excess,
     _record_parts,
-    _settled,
     _storage,
 )
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import reductions
-from sparse24.formats.base import made_by
 from sparse24.formats.indexing import Indexing, is_slice
 from sparse24.formats.joining import Joining
 from sparse24.formats.products_24 import Products24
@@ -34,40 +31,15 @@ class Sparse24Storage(KeptTranspose, Joining, Indexing, Products24):
     _status: Any
 
     def __init__(self, operand: Operand24, status: Any = None):
-        if type(operand) is not Operand24:
-            raise made_by(self, operand, "sparse24.compress(x)")
-        object.__setattr__(self, "_operand", operand)
+        self._take(operand, maker="sparse24.compress(x)")
         object.__setattr__(self, "_status", status)
         object.__setattr__(self, "_cache", {})  # metadata in the other order, made at first use
-        object.__setattr__(self, "_plans", {})  # prepared launches, by signature of b
-        object.__setattr__(self, "_transpose", None)  # the transposed view, made at first use
-        _settled.note_capture(operand)
 
     # --- what it is ---------------------------------------------------------------------
 
     @property
-    def _dtype(self) -> _dtypes.DType:  # type: ignore[override]
-        return self._operand.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._operand.shape
-
-    @property
-    def pattern(self) -> tuple[int, int]:
-        return (2, 4)
-
-    @property
-    def axis(self) -> int:
-        return -1 if self._operand.rows is not None else -2
-
-    @property
     def transposable(self) -> bool:
         return self._operand.rows is not None and self._operand.columns is not None
-
-    @property
-    def device(self) -> str:
-        return _arrays.device_of(self._operand.stored.values)
 
     @property
     @_devices.on_own_device

@@ -97,11 +97,16 @@ def _write_codes(metadata, row, groups, words):
 
 
 @njit
+def _places(words, floats):
+    """Where codes and factors begin in a brick, whose bytes are `words` and `floats`."""
+    return words.shape[2] - (CODES + FACTORS) // 2, floats.shape[2] - FACTORS // 4
+
+
+@njit
 def _unpack(words, floats, bits, integers, metadata, factors):
     """Integers, codes and factors of bricks, whose bytes are `words` and `floats`."""
     x = np.empty(STORED, np.int32)
-    codes_at = words.shape[2] - (CODES + FACTORS) // 2
-    factors_at = floats.shape[2] - FACTORS // 4
+    codes_at, factors_at = _places(words, floats)
     m, stored = integers.shape
     for row in range(m):
         block, here = row // ROWS, row % ROWS
@@ -119,8 +124,7 @@ def _unpack(words, floats, bits, integers, metadata, factors):
 def _dequantise(words, floats, bits, values, metadata):
     """Elements, in the type of `values`, and codes of bricks."""
     x = np.empty(STORED, np.int32)
-    codes_at = words.shape[2] - (CODES + FACTORS) // 2
-    factors_at = floats.shape[2] - FACTORS // 4
+    codes_at, factors_at = _places(words, floats)
     m, stored = values.shape
     for row in range(m):
         block, here = row // ROWS, row % ROWS
@@ -138,8 +142,7 @@ def _dequantise(words, floats, bits, values, metadata):
 def _pack(integers, metadata, factors, bits, words, floats):
     """Fill bricks, whose bytes are `words` and `floats`; zeros behind the rows and columns."""
     x = np.empty(STORED, np.int32)
-    codes_at = words.shape[2] - (CODES + FACTORS) // 2
-    factors_at = floats.shape[2] - FACTORS // 4
+    codes_at, factors_at = _places(words, floats)
     m, stored = integers.shape
     for row in range(len(words) * ROWS):
         block, here = row // ROWS, row % ROWS
