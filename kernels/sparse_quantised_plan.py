@@ -139,12 +139,12 @@ def configs(problem: Problem) -> list[Config]:
     return sorted(fitting(problem), key=lambda config: predict(problem, config, chip))
 
 
-def placed(tile: Tile, problem: Problem) -> Config:
-    """A tile with as many stages as its blocks have room for."""
+def placed(tile: Tile, problem: Problem, beside: int = 0) -> Config:
+    """A tile with as many stages as its blocks have room for, beside so many other bytes."""
     m, n, k, warps, blocks, wgmma = tile
     config = Config(m, n, k, warps, 0, blocks, problem.b_order == "row", wgmma)
     room = (sparse_tile.SHARED_MEMORY.get(problem.compute_capability, 99) << 10) + BESIDE
-    left = room // blocks - BESIDE - config.shared_memory(problem)
+    left = room // blocks - BESIDE - beside - config.shared_memory(problem)
     return replace(config, stages=left // (config.stage_bytes(problem) + BARRIERS))
 
 

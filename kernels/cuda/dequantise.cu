@@ -1,11 +1,12 @@
 // dequantise: a quantised 2:4 matrix as one of 16 bits: integers times factors, rounded to float32 and then to 16 bits.
 //
-//   bricks [row blocks, K atoms, bytes]     elements, codes and factors (bricks.cuh)           (read once)
-//   values [m, values_per_row]              OUTPUT, rows on 16-byte boundaries                 (written)
-//   packed [K atoms, M atoms, 1024]         the codes, in the order for 16-bit elements        (written)
+//   bricks [batch, row blocks, K atoms, bytes]     elements, codes and factors (bricks.cuh)         (read once)
+//   values [batch, m, pitch]                       OUTPUT, values_per_row of a row and up to seven  (written)
+//                                                  zeros behind them; rows on 16-byte boundaries
+//   packed [batch, K atoms, M atoms, 1024]         the codes, in the order for 16-bit elements      (written)
 //
-// A thread takes 16 bytes of a row of a brick, and writes their 32 or 16 elements.  The threads that take the first ones
-// of 16 rows copy their codes, too.
+// A warp takes a brick.  What it stores at a time are four whole rows of the brick, 128 bytes each: eight elements of a
+// lane.  The lanes of a row read the same 16 or 32 bytes for that.  Behind the last row block an atom gets legal codes.
 //
 // Macros: OUTPUT, a type of 16 bits, and BITS.
 //
@@ -14,7 +15,17 @@
 #include "packed_layout.cuh"
 
 using Output = Scalar<Kind::OUTPUT>;
-constexpr int kPieces = kChunkSteps * 16;  // elements in 16 bytes
+constexpr int kThreads = 256, kWarpsOfBlock = kThreads / 32;
+constexpr int kPiece = 8;                                  // elements that a lane stores at a time, in 16 bytes
+constexpr int kPieces = kBrickColumns / 2 / kPiece;        // of a row
+constexpr int kLines = 32 / kPieces, kTurns = kBrickRows / kLines;  // rows of a warp at a time
+constexpr int kBlocksOfAtom = kAtomM / kBrickRows;
+constexpr unsigned kEmpty = 0x44444444;                    // codes of groups without elements
+
+struct Sizes {
+    int m, k, values_per_row, batch;
+    long long pitch;  // elements
+};
 
 // A pair of integers, as float16, times the factor of their row.
 __device__ unsigned scaled(unsigned pair, float factor) {
@@ -23,38 +34,69 @@ __device__ unsigned scaled(unsigned pair, float factor) {
     return reinterpret_cast<const unsigned&>(y);
 }
 
-// Eight elements, one half of a step, of the words of the four lanes.
-template <int step, int half> __device__ uint4 eight(const uint4& words, float factor) {
-    const auto of = [&](unsigned word) { return scaled(widen_word<Kind::float16, step, half>(word), factor); };
+// A piece of a row, one half of a step, of the words of the four lanes that multiply it.
+__device__ uint4 dequantised(const uint4& words, int piece, float factor) {
+    const int shift = piece % (2 * kChunkSteps) * (BITS == 4 ? 4 : 16);
+    const auto of = [&](unsigned word) { return scaled(widen_word<Kind::float16, 0, 0>(word >> shift), factor); };
     return {of(words.x), of(words.y), of(words.z), of(words.w)};
 }
 
-template <int step> __device__ void store_step(Output::type* to, int left, const uint4& words, float factor) {
-    if (left > 16 * step) *reinterpret_cast<uint4*>(to + 16 * step) = eight<step, 0>(words, factor);
-    if (left > 16 * step + 8) *reinterpret_cast<uint4*>(to + 16 * step + 8) = eight<step, 1>(words, factor);
+// Where a brick lies in its matrix, and that among others.
+struct Place {
+    long long matrix;
+    int block, atom, blocks, atoms, m_atoms;
+
+    __device__ Place(long long number, const Sizes& s)
+        : blocks((s.m + kBrickRows - 1) / kBrickRows), atoms((s.k + kAtomK - 1) / kAtomK),
+          m_atoms((s.m + kAtomM - 1) / kAtomM) {
+        const long long line = number / atoms;
+        atom = int(number - line * atoms), matrix = line / blocks, block = int(line - matrix * blocks);
+    }
+    __device__ char* codes(char* packed, int of_block) const {
+        const long long at = (matrix * atoms + atom) * m_atoms + of_block / kBlocksOfAtom;
+        return packed + at * kAtomBytes + of_block % kBlocksOfAtom * kCodeBytes;
+    }
+};
+
+__device__ void copy_codes(const char* brick, char* packed, const Place& at, int lane) {
+    if (lane >= kCodeBytes / 16) return;
+    reinterpret_cast<uint4*>(at.codes(packed, at.block))[lane] = reinterpret_cast<const uint4*>(brick + kCodesAt)[lane];
+    if (at.block + 1 < at.blocks) return;
+    for (int behind = at.blocks; behind % kBlocksOfAtom; ++behind)
+        reinterpret_cast<uint4*>(at.codes(packed, behind))[lane] = {kEmpty, kEmpty, kEmpty, kEmpty};
 }
 
-extern "C" __global__ void __launch_bounds__(256) dequantise(
-    const char* bricks, Output::type* values, long long pitch, char* packed, long long m, long long k,
-    long long values_per_row, long long m_atoms) {
-    const long long atoms = (k + kAtomK - 1) / kAtomK, blocks = (m + kBrickRows - 1) / kBrickRows;
-    const long long total = blocks * atoms * kChunks * kBrickRows, stride = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < total; i += stride) {
-        const int line = i % kBrickRows, chunk = i / kBrickRows % kChunks;
-        const long long number = i / (kBrickRows * kChunks), atom = number % atoms, block = number / atoms;
+__device__ void store_elements(const char* brick, Output::type* values, const Place& at, int lane, const Sizes& s) {
+    const int piece = lane % kPieces, column = at.atom * (kBrickColumns / 2) + piece * kPiece;
+    const char* chunk = brick + piece / (2 * kChunkSteps) * kChunkBytes;
+    uint4 words[kTurns];
+    float factors[kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+        const int line = turn * kLines + lane / kPieces;
+        words[turn] = reinterpret_cast<const uint4*>(chunk)[line];
+        factors[turn] = reinterpret_cast<const float*>(brick + kFactorsAt)[line];
+    }
+    if (column >= s.values_per_row) return;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+        const int row = at.block * kBrickRows + turn * kLines + lane / kPieces;
+        if (row >= s.m) return;
+        Output::type* to = values + (at.matrix * s.m + row) * s.pitch + column;
+        *reinterpret_cast<uint4*>(to) = dequantised(words[turn], piece, factors[turn]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+dequantise(const char* bricks, Output::type* values, char* packed, const __grid_constant__ Sizes s) {
+    const int lane = threadIdx.x % 32;
+    const Place of_first(0, s);
+    const long long total = (long long)s.batch * of_first.blocks * of_first.atoms;
+    for (long long number = (long long)blockIdx.x * kWarpsOfBlock + threadIdx.x / 32; number < total;
+         number += (long long)gridDim.x * kWarpsOfBlock) {
+        const Place at(number, s);
         const char* brick = bricks + number * kBrick;
-        const long long row = block * kBrickRows + line;
-        if (chunk == 0) {
-            const long long to = (atom * m_atoms + row / kAtomM) * kAtomBytes + row % kAtomM / kBrickRows * kCodeBytes;
-            reinterpret_cast<uint4*>(packed + to)[line] = reinterpret_cast<const uint4*>(brick + kCodesAt)[line];
-        }
-        if (row >= m) continue;
-        const uint4 words = reinterpret_cast<const uint4*>(brick + chunk * kChunkBytes)[line];
-        const float factor = reinterpret_cast<const float*>(brick + kFactorsAt)[line];
-        const long long column = atom * (kBrickColumns / 2) + chunk * kPieces;
-        const int left = (int)min(values_per_row - column, (long long)kPieces);
-        Output::type* to = values + row * pitch + column;
-        store_step<0>(to, left, words, factor);
-        if constexpr (kChunkSteps > 1) store_step<1>(to, left, words, factor);
+        copy_codes(brick, packed, at, lane);
+        store_elements(brick, values, at, lane, s);
     }
 }

@@ -12,6 +12,8 @@ cuBLAS, a product for each expert that has tokens, has them in its graph.
 Gated layers multiply by a gate and an up projection, (2 m, k), and give silu(gate) * up, which is
 part of our launch.  The rivals have one more pass for it, which torch.compile makes.
 
+With int4, our weights are quantised, of 4 bits; tokens and the weights of the rivals are bfloat16.
+
 Each case is first checked against float64 products of some tokens, and so are the rivals'.
 """
 
@@ -41,8 +43,8 @@ from rivals_grouped import Routing
 
 import sparse24 as s24
 
-STEMS = ("grouped_wgmma",)
-RESULT = {"bfloat16": "bfloat16", "float8_e4m3fn": "bfloat16", "int8": "int32"}
+STEMS = ("grouped_wgmma", "grouped_quantised", "dequantise")
+RESULT = {"bfloat16": "bfloat16", "int4": "bfloat16", "float8_e4m3fn": "bfloat16", "int8": "int32"}
 TOKENS = (8, 64, 512, 4096, 32768)  # each counted once for each of its experts
 MOST_ROUTINGS = 8
 CHECKED_TOKENS, CHECKED_EXPERTS = 64, 4
@@ -75,6 +77,7 @@ SHAPES = (
     Shape("DeepSeek-like gate and up", 64, 2048, 7168, gated=True),
 )
 EIGHT_BIT_SHAPE = "Mixtral-8x7B gate"
+OF_EVERY_SHAPE = ("bfloat16", "int4")
 QUICK_TOKENS = (64, 4096)
 
 
@@ -84,23 +87,33 @@ class Layer:
     def __init__(self, shape: Shape, name: str):
         torch.manual_seed(shape.rows + shape.k)
         self.shape, self.name = shape, name
+        self.held = held = "bfloat16" if name == "int4" else name  # by the rivals, and tokens
         scale = 30 if name == "int8" else 1
-        self.draw = lambda *size: (scale * torch.randn(*size, device="cuda")).to(TORCH[name])
+        self.draw = lambda *size: (scale * torch.randn(*size, device="cuda")).to(TORCH[held])
         size = shape.e, shape.rows, shape.k
-        self.dense = torch.empty(*size, dtype=TORCH[name], device="cuda")
+        self.dense = torch.empty(*size, dtype=TORCH[held], device="cuda")
         for weight in self.dense:  # one at a time, as the numbers are drawn in float32
             weight.copy_(self.draw(shape.rows, shape.k))
         if shape.gated:  # so that silu is neither zero nor the identity everywhere
             self.dense.mul_(shape.k**-0.5)
-        dtype = None if name == "bfloat16" else name
+        dtype = None if held == "bfloat16" else held
         self.sparse = s24.compress(self.dense, on_excess="prune", dtype=dtype, check=False)
+        if name == "int4":
+            self.sparse = s24.quantise(self.sparse, bits=4, method="absmax")
+
+    def exact(self, i: int) -> torch.Tensor:
+        """The matrix of an expert as our product takes it."""
+        one = self.sparse[i]
+        if self.name == "int4":  # in bfloat16 it were rounded
+            return to_torch(one.astype("float32").toarray(), torch.float32)
+        return to_torch(one.toarray(), TORCH[self.name])
 
     def routings(self, tokens: int) -> list[Routing]:
         """Shares that fall as 1 / rank, drawn once, and given to other experts in turn."""
         rng = np.random.default_rng(tokens)
         shares = rng.permutation(1 / np.arange(1, self.shape.e + 1))
         counts = rng.multinomial(tokens, shares / shares.sum())
-        touched = int((counts > 0).sum()) * self.dense[0].nbytes // 2
+        touched = int((counts > 0).sum()) * self.sparse.nbytes // self.shape.e
         several = min(copies(touched), self.shape.e, MOST_ROUTINGS)
         turns = [turn * self.shape.e // several for turn in range(several)]
         return [Routing.of(np.roll(counts, turn)) for turn in turns]
@@ -131,13 +144,18 @@ class Ours:
         y = self.step(routing.offsets)
         if y.data_ptr() != where:
             raise SystemExit("the result was not written over poison")
-        pruned = lambda i: to_torch(self.layer.sparse[i].toarray(), TORCH[self.layer.name])  # noqa: E731
-        return error_of(y, pruned, self.x, routing, gated=self.layer.shape.gated)
+        return error_of(y, self.layer.exact, self.x, routing, gated=self.layer.shape.gated)
+
+    def kernels(self, routing: Routing) -> list[str]:
+        """Those that run, the one that multiplies first."""
+        a, b = self.layer.sparse, self.x.T
+        chosen = s24.explain(a, b, offsets=routing.offsets).chosen
+        converts = self.layer.name == "int4" and chosen != "grouped_quantised"
+        return [chosen, "dequantise"] if converts else [chosen]
 
     def bytes(self, routing: Routing) -> int:
         """Read and written: of the weights, those of experts that have tokens."""
-        a, share = self.layer.sparse, len(routing.busy) / self.layer.shape.e
-        weights = (a.values.nbytes + a.packed.nbytes) * share
+        weights = self.layer.sparse.nbytes * len(routing.busy) / self.layer.shape.e
         stored = len(self.x) * self.layer.shape.m * self.result.itemsize
         return int(weights + self.x.nbytes + stored)
 
@@ -162,22 +180,23 @@ def run(layer: Layer, tokens: int) -> dict:
     error = checked("ours", ours.error(routings[0]))
     racing = {"ours": ours.contender(routings)}
     gated = layer.shape.gated
-    for name, product in rivals.of(layer.dense, x, layer.name, passes=gated).items():
+    for name, product in rivals.of(layer.dense, x, layer.held, passes=gated).items():
         try:
             y = product(routings[0])
         except RuntimeError as reason:  # a type or layout that this version of torch does not take
-            print(f"{name} cannot run {layer.name}: {reason}")
+            print(f"{name} cannot run {layer.held}: {reason}")
             continue
         checked(name, error_of(y, layer.dense.__getitem__, x, routings[0], gated=gated))
         calls = [lambda r=r, product=product: product(r) for r in routings]
         racing[name] = Contender(calls, library="torch")
     race(racing)
     _, e, m, k, _ = layer.shape
+    used = ours.kernels(routings[0])
     return case(
         f"{layer.name} {layer.shape.name} {tokens} tokens", ours=racing["ours"],
-        kernel=STEMS[0], rivals=best_of_each(racing), m=m, k=k, n=tokens, experts=e, gated=gated,
-        busy=len(routings[0].busy), routings=len(routings), dtype=layer.name, error=error,
-        bytes=ours.bytes(routings[0]),
+        kernel=used[0], used=used, rivals=best_of_each(racing), m=m, k=k, n=tokens, experts=e,
+        gated=gated, busy=len(routings[0].busy), routings=len(routings), dtype=layer.name,
+        error=error, bytes=ours.bytes(routings[0]),
     )  # fmt: skip
 
 
@@ -221,7 +240,7 @@ def wanted(arguments) -> Iterator[tuple[Shape, str]]:
     for shape in SHAPES:
         for name in arguments.dtypes:
             of_layer = shape.name in (arguments.layers or [s.name for s in SHAPES])
-            if of_layer and (name == "bfloat16" or shape.name == EIGHT_BIT_SHAPE):
+            if of_layer and (name in OF_EVERY_SHAPE or shape.name == EIGHT_BIT_SHAPE):
                 yield shape, name
 
 
