@@ -67,8 +67,8 @@ def _parts_n_m(array: NMArray) -> Parts:
 
 def _parts_quantised(array: Quantised24Array) -> QuantisedParts:
     record = array.to_device("cpu")._operand.stored
-    m, k = record.shape
-    return QuantisedParts(_quantised.parts_of(record), (m, k), record.dtype, array.bits, array.axis)
+    parts = _quantised.parts_of(record)
+    return QuantisedParts(parts, record.shape, record.dtype, array.bits, array.axis)
 
 
 def array_of(parts: AnyParts) -> SparseArray:

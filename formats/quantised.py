@@ -1,4 +1,4 @@
-"""`Quantised24Array`: a 2:4 matrix of integers of 4 or 8 bits times factors."""
+"""`Quantised24Array`: a 2:4 matrix, or a batch, of integers of 4 or 8 bits times factors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparse24.formats.two_four import Sparse24Array
 
 
 class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
-    """A quantised 2:4 matrix on the CPU or a GPU.  Immutable.
+    """A quantised 2:4 matrix, or a stack of them, on the CPU or a GPU.  Immutable.
 
     Made by `sparse24.quantise` or `sparse24.convert.from_quantised`; not by its constructor.  An
     element is an integer times a scale, which the elements of 128 columns of a row share.
@@ -22,7 +22,7 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     Attributes
     ----------
     shape : tuple of int
-        Logical shape (m, k).
+        Logical shape (..., m, k).
     dtype : numpy.dtype
         The type that products take the elements for, and to which `toarray` rounds them.
     bits : int
@@ -44,9 +44,13 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     In memory a dense element of 4 bits takes 3.25 bits with its codes and scales, one of 8 bits
     5.25, in blocks of 16 rows by 128 columns.
 
-    ``A[rows]``, ``A[:, i:j]`` for multiples of 128 columns, and joined arrays stay quantised;
-    ``A[i:j]`` for multiples of 16 rows is a view.  Arithmetic, functions of elements, other columns
-    and ``A.astype`` to another type give a `Sparse24Array`.
+    ``A[rows]``, ``A[:, i:j]`` for multiples of 128 columns, matrices of a stack, and joined arrays
+    stay quantised; ``A[i:j]`` for multiples of 16 rows of a matrix, or for matrices of a stack, is
+    a view.  Arithmetic, functions of elements, other columns and ``A.astype`` to another type give
+    a `Sparse24Array`.
+
+    A stack (e, m, k) holds the weights of experts: see `grouped_linear`.  Its other products are
+    as those of a matrix, but that on a GPU they dequantise it.
 
     Work goes to CuPy's current stream.  `nnz`, `density`, `tocsr` and a move to the CPU wait for
     the device; products, `toarray`, `dequantise`, `mask` and views do not.
@@ -91,7 +95,7 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     @property
     @_devices.on_own_device
     def integers(self):
-        """Stored elements before they are multiplied by scales, int8 (m, 2 * ceil(k / 4)); a copy.
+        """Stored elements before the scales, int8 (..., m, 2 * ceil(k / 4)); a copy.
 
         Of the transposed matrix if `axis` is -2, as `scales` and `metadata`.
         """
@@ -100,18 +104,18 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     @property
     @_devices.on_own_device
     def scales(self):
-        """The scales, float32 (m, ceil(k / 128)); a copy."""
+        """The scales, float32 (..., m, ceil(k / 128)); a copy."""
         return self._parts().factors.copy()  # else those of a single brick are a view
 
     @property
     @_devices.on_own_device
     def metadata(self):
-        """Canonical codes, uint8 (m, ceil(k / 8)), two per byte: see :ref:`layout`; a copy."""
+        """Canonical codes, uint8 (..., m, ceil(k / 8)), two per byte: see :ref:`layout`; a copy."""
         return self._parts().metadata
 
     @property
     def mT(self) -> Self:
-        """The array with its axes exchanged; nothing is copied."""
+        """The array with its last two axes exchanged; nothing is copied."""
         return self._kept_transpose(lambda: type(self)(self._operand.transposed()))
 
     def __repr__(self) -> str:
@@ -159,7 +163,7 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
         return Sparse24Array(_quantised.as_converted(self._operand, wanted))
 
     def toarray(self, out=None):
-        """Return the dense array (m, k), on the same device.
+        """Return the dense array (..., m, k), on the same device.
 
         Parameters
         ----------
@@ -168,7 +172,7 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
 
         Returns
         -------
-        array, shape (m, k)
+        array, shape (..., m, k)
             `out`, if that is given.
 
         Raises

@@ -1,4 +1,4 @@
-"""Rows and columns of quantised matrices, and several joined into one."""
+"""Rows, columns and matrices of quantised arrays, and several joined into one."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class QuantisedCuts(Joining, Indexing):
     bits: Any
     dequantise: Any
     device: Any
+    _oriented: Any
     _dtype: Any
 
     @classmethod
@@ -37,8 +38,9 @@ class QuantisedCuts(Joining, Indexing):
     def _parts(self) -> Parts:
         return _quantised.parts_of(self._operand.stored)
 
-    def _matrices(self, key) -> Any:
-        raise AssertionError("a quantised array has no batch axes")
+    @_devices.on_own_device
+    def _matrices(self, key) -> Self:
+        return self._oriented(_quantised.matrices(self._operand.stored, key))
 
     @_devices.on_own_device
     def _stored_rows(self, rows) -> Self:
@@ -50,8 +52,8 @@ class QuantisedCuts(Joining, Indexing):
             if start % ROWS == 0 and record.m == stop - start:
                 return self._of(record)
             rows = slice(start - first * ROWS, stop - first * ROWS)
-        parts = Parts(*(x[rows] for x in _quantised.parts_of(record)))
-        return self._made_of(parts, (len(parts.integers), record.k))
+        parts = Parts(*(x[..., rows, :] for x in _quantised.parts_of(record)))
+        return self._made_of(parts, (*parts.integers.shape[:-1], record.k))
 
     @_devices.on_own_device
     def _stored_groups(self, start: int, stop: int) -> Any:
@@ -64,16 +66,13 @@ class QuantisedCuts(Joining, Indexing):
 
     @_devices.on_own_device
     def _joined(self, arrays: Sequence[Self], axis: int, *, new: bool) -> Self:
-        if new:
-            raise ArgumentError(
-                "quantised arrays are matrices, which numpy.stack does not join; stack what their "
-                ".dequantise() gives"
-            )
         if len({array.bits for array in arrays}) > 1:
             raise ArgumentError(
                 "arrays with integers of 4 and of 8 bits cannot be joined; quantise them with the "
                 "same bits="
             )
+        if axis < -2:
+            return self._of(_quantised.stacked([x._operand.stored for x in arrays], axis, new=new))
         if axis == -1 and any(array.shape[-1] % GROUP for array in arrays[:-1]):
             raise ShapeError(
                 f"along the groups arrays are joined whose columns are multiples of {GROUP}, as "
@@ -83,6 +82,6 @@ class QuantisedCuts(Joining, Indexing):
         xp = _arrays.namespace(arrays[0]._operand.stored.values)
         each = [array._parts() for array in arrays]
         parts = Parts(*(xp.concatenate(part, axis=axis) for part in zip(*each)))
-        shape = [arrays[0].shape[0], arrays[0].shape[1]]
+        shape = list(arrays[0].shape)
         shape[axis] = sum(array.shape[axis] for array in arrays)
         return self._made_of(parts, tuple(shape))

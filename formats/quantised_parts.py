@@ -20,14 +20,14 @@ QUANTISED = "quantised"  # the layout's name in a header
 
 @dataclass(frozen=True, slots=True)
 class QuantisedParts:
-    """What a file holds of one quantised matrix, as NumPy arrays.
+    """What a file holds of one quantised array, as NumPy arrays.
 
     Attributes
     ----------
     stored : _quantised.Parts
         Integers of 4 bits, too, as int8; only a file has two of them in a byte.
     shape : tuple of int
-        Logical shape (m, k), groups along the last axis.
+        Logical shape (..., m, k), groups along the last axis.
     dtype : DType
     bits : int
         Of an integer: 4 or 8.
@@ -36,7 +36,7 @@ class QuantisedParts:
     """
 
     stored: _quantised.Parts
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: _dtypes.DType
     bits: int
     axis: int = -1
@@ -48,10 +48,10 @@ class QuantisedParts:
         return f"2:4, {self.bits} bits{'' if self.axis == -1 else f', axis {self.axis}'}"
 
     @property
-    def array_shape(self) -> tuple[int, int]:
+    def array_shape(self) -> tuple[int, ...]:
         """The shape of the array that was saved."""
-        m, k = self.shape
-        return (m, k) if self.axis == -1 else (k, m)
+        *batch, m, k = self.shape
+        return self.shape if self.axis == -1 else (*batch, k, m)
 
     def pieces(self) -> dict[str, np.ndarray]:
         """The arrays of the file by their last name."""
@@ -75,8 +75,8 @@ class QuantisedParts:
     ) -> QuantisedParts:
         """Parts of a header's entry and its arrays, checked; `where` begins each message."""
         shape, name, bits, axis = (entry.get(key) for key in ("shape", "dtype", "bits", "axis"))
-        if not parts.is_sizes(shape) or len(shape) != 2:
-            raise FormatError(f"{where}: the shape must be two sizes, got {shape!r}")
+        if not parts.is_sizes(shape) or len(shape) < 2:
+            raise FormatError(f"{where}: the shape must be two or more sizes, got {shape!r}")
         if name not in FLOATS:
             raise FormatError(f"{where}: the dtype must be one of {FLOATS}, got {name!r}")
         if type(bits) is not int or bits not in BITS:
@@ -84,28 +84,28 @@ class QuantisedParts:
         if type(axis) is not int or axis not in (-1, -2):
             raise FormatError(f"{where}: axis must be -1 or -2, got {axis!r}")
         integers, metadata, factors = (pieces[key] for key in cls.PIECES)
-        m, k = shape
+        *rows, k = shape
         if bits == 4:
-            _fit(where, "integers", integers, np.uint8, (m, _spec.values_per_row(k) // 2))
+            _fit(where, "integers", integers, np.uint8, (*rows, _spec.values_per_row(k) // 2))
             integers = _single(integers)
         stored = _quantised.Parts(integers, metadata, factors)
-        found = cls(stored, (m, k), _dtypes.TABLE[name], bits, axis)
+        found = cls(stored, (*rows, k), _dtypes.TABLE[name], bits, axis)
         found.check(where)
         return found
 
     def check(self, where: str) -> None:
         """Raise `FormatError` unless shapes, types, codes and numbers are right."""
-        m, k = self.shape
-        if max(m, k) > MOST_OF_AN_AXIS:
+        *rows, k = self.shape
+        if max(self.shape[-2:]) > MOST_OF_AN_AXIS:
             raise FormatError(
                 f"{where}: a quantised matrix has up to {MOST_OF_AN_AXIS} rows and columns, got "
                 f"shape {self.shape}"
             )
         integers, metadata, factors = self.stored
-        _fit(where, "integers", integers, np.int8, (m, _spec.values_per_row(k)))
-        _fit(where, "metadata", metadata, np.uint8, (m, _spec.metadata_bytes_per_row(k)))
-        _fit(where, "scales", factors, np.float32, (m, -(-k // GROUP)))
-        # The other rules are those of any 2:4 matrix of whole numbers.
+        _fit(where, "integers", integers, np.int8, (*rows, _spec.values_per_row(k)))
+        _fit(where, "metadata", metadata, np.uint8, (*rows, _spec.metadata_bytes_per_row(k)))
+        _fit(where, "scales", factors, np.float32, (*rows, -(-k // GROUP)))
+        # The other rules are those of any 2:4 array of whole numbers.
         int8 = _dtypes.TABLE["int8"]
         parts.Parts(integers, metadata, self.shape, int8, axis=self.axis).check(where)
         most = (1 << self.bits - 1) - 1
@@ -116,7 +116,7 @@ class QuantisedParts:
         _refuse_first(~np.isfinite(factors), factors, f"{where}: scales", "no finite number")
 
 
-def _fit(where: str, name: str, array: np.ndarray, dtype: Any, shape: tuple[int, int]) -> None:
+def _fit(where: str, name: str, array: np.ndarray, dtype: Any, shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape:
         raise FormatError(
             f"{where}: {name} must be {np.dtype(dtype)} of shape {shape}, got {array.dtype} of "
@@ -133,11 +133,11 @@ def _refuse_first(wrong: np.ndarray, array: np.ndarray, name: str, what: str) ->
 def _paired(integers: np.ndarray) -> np.ndarray:
     """Integers of 4 bits two in a byte, the earlier one low."""
     bits = integers.view(np.uint8)
-    return bits[:, ::2] & 15 | bits[:, 1::2] << 4
+    return bits[..., ::2] & 15 | bits[..., 1::2] << 4
 
 
 def _single(pairs: np.ndarray) -> np.ndarray:
     """The inverse of `_paired`."""
-    m, width = pairs.shape
+    *rows, width = pairs.shape
     high = np.stack([pairs << 4, pairs], axis=-1).view(np.int8)
-    return (high >> 4).reshape(m, 2 * width)
+    return (high >> 4).reshape(*rows, 2 * width)

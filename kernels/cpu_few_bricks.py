@@ -14,6 +14,7 @@ from sparse24._records import Fused
 from sparse24.kernels import bricks as layout
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels._simd_bricks import AVAILABLE, HALF_ROWS, brick_dots
+from sparse24.kernels.cpu_batch import at_place
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_few import work_of_few
@@ -34,10 +35,10 @@ _KINDS = {
 
 def bricks_pay(bits: int, dtype: _dtypes.DType, b: np.ndarray) -> bool:
     """Whether bricks of so many bits, as elements of `dtype`, are multiplied as they are by `b`."""
-    if not AVAILABLE or dtype.logical not in _KINDS or b.ndim > 2:
+    if not AVAILABLE or dtype.logical not in _KINDS:
         return False
     sums = _arrays.logical_dtype(b, argument="b").accumulator
-    return b.shape[1] <= _MOST[bits] and sums == dtype.accumulator
+    return b.shape[-1] <= _MOST[bits] and sums == dtype.accumulator
 
 
 @njit
@@ -90,5 +91,8 @@ class FewBricks:
 def multiply_bricks(
     bricks: np.ndarray, bits: int, dtype: _dtypes.DType, b, out, epilogue: Fused
 ) -> None:
-    """Write ``epilogue(A @ b)`` into `out`; parameters as for `FewBricks`."""
-    FewBricks(bricks, bits, dtype, b)(b, out, epilogue)
+    """Write ``epilogue(A @ b)`` into `out`; parameters as for `FewBricks`, or those of a stack."""
+    lead = out.shape[:-2]
+    b = np.broadcast_to(b, (*lead, *b.shape[-2:]))
+    for at in np.ndindex(*lead):
+        FewBricks(bricks[at], bits, dtype, b[at])(b[at], out[at], at_place(epilogue, at))

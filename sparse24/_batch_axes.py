@@ -49,13 +49,14 @@ def _record(
             return None
         return x.reshape(x.shape[-core:]) if single else _spread(x, batch, core)
 
-    values, metadata, packed = (
-        flat(x, core) for x, core in ((record.values, 2), (record.metadata, 2), (record.packed, 3))
-    )
+    of_values = 3 if record.quantised else 2  # whose bricks are the packed codes, too
+    values, metadata = flat(record.values, of_values), flat(record.metadata, 2)
+    packed = values if record.quantised else flat(record.packed, 3)
     lead = () if single else (math.prod(batch),)
     if single or own == batch:
         return record.viewed(values, metadata, packed, lead)
-    return Compressed24(values, metadata, packed, (*lead, *record.shape[-2:]), record.dtype)
+    shape = (*lead, *record.shape[-2:])
+    return Compressed24(values, metadata, packed, shape, record.dtype, quantised=record.quantised)
 
 
 def _spread(x: Any, batch: tuple[int, ...], core: int) -> Any:

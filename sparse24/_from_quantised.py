@@ -23,15 +23,15 @@ def from_quantised(integers, metadata, scales, shape, *, bits, dtype=None) -> Qu
 
     Parameters
     ----------
-    integers : array of int8, shape (m, 2 * ceil(k / 4))
+    integers : array of int8, shape (..., m, 2 * ceil(k / 4))
         Stored elements before they are multiplied by scales, from -8 to 7 if `bits` is 4.
-    metadata : array of uint8, shape (m, ceil(k / 8))
+    metadata : array of uint8, shape (..., m, ceil(k / 8))
         Codes, two a byte, low K in the low nibble; see :ref:`layout`.
-    scales : array of float16, bfloat16 or float32, shape (m,), (m, 1) or (m, n)
+    scales : array of float16, bfloat16 or float32, shape (..., m), (..., m, 1) or (..., m, n)
         One for each row, or for each of n groups of columns: 128, or a multiple of it that divides
         k.
-    shape : (int, int)
-        Logical shape (m, k).
+    shape : tuple of int
+        Logical shape (..., m, k).
     bits : {4, 8}
         Of an integer.
     dtype : dtype, optional
@@ -65,7 +65,7 @@ def from_quantised(integers, metadata, scales, shape, *, bits, dtype=None) -> Qu
            [ 0.25,  0.  ,  0.5 ,  0.  ]], dtype=float16)
     """
     bits = _quantised.checked_bits(bits)
-    m, k = _check.sizes(shape, argument="shape", count=2)
+    shape = _check.sizes(shape, argument="shape")
     parts = _quantised.Parts(
         _given_parts.host(integers, "integers"),
         _given_parts.host(metadata, "metadata"),
@@ -80,7 +80,7 @@ def from_quantised(integers, metadata, scales, shape, *, bits, dtype=None) -> Qu
     own = _dtypes.lookup(of_scales if dtype is None else dtype, known=FLOATS)
     if own.name not in FLOATS:
         raise DTypeError(f"dtype must be one of {', '.join(FLOATS)}, got {own.name}")
-    return _checked(parts, (m, k), bits, own, "from_quantised")
+    return _checked(parts, shape, bits, own, "from_quantised")
 
 
 @overload
@@ -156,7 +156,7 @@ def from_marlin24(
 
 
 def _checked(
-    parts: _quantised.Parts, shape: tuple[int, int], bits: int, dtype: _dtypes.DType, where: str
+    parts: _quantised.Parts, shape: tuple[int, ...], bits: int, dtype: _dtypes.DType, where: str
 ) -> Quantised24Array:
     """The array of parts whose factors are those of rows or of groups of columns."""
     spread = parts._replace(factors=_spread(parts.factors, shape))
@@ -164,18 +164,18 @@ def _checked(
     return quantised_format.of_parts(spread, shape, bits, dtype)
 
 
-def _spread(scales: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def _spread(scales: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The scales, float32, of every 128 columns, which longer groups or whole rows share."""
-    m, k = shape
+    *rows, k = shape
     atoms = -(-k // GROUP)
-    by_rows = scales[:, None] if scales.ndim == 1 else scales
-    groups = by_rows.shape[1] if by_rows.ndim == 2 else 0
+    by_rows = scales[..., None] if scales.ndim == len(rows) else scales
+    groups = by_rows.shape[-1] if by_rows.ndim == len(shape) else 0
     whole = groups in (1, atoms) or (0 < groups < atoms and k % (groups * GROUP) == 0)
-    if by_rows.shape != (m, groups) or not whole:
+    if by_rows.shape != (*rows, groups) or not whole:
         raise FormatError(
-            f"scales must have shape {(m,)}, {(m, 1)} or {(m, atoms)} for a matrix of shape "
+            f"scales must have shape {shape[:-1]}, {(*rows, 1)} or {(*rows, atoms)} for shape "
             f"{shape}, or one for each of equal groups of a multiple of {GROUP} columns, got "
             f"{scales.shape}"
         )
     times = 1 if groups == atoms else atoms // groups
-    return np.repeat(by_rows.astype(np.float32), times, axis=1)
+    return np.repeat(by_rows.astype(np.float32), times, axis=-1)

@@ -24,6 +24,7 @@ from sparse24._grouped.dispatch import Grouped
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24._target import Result, restored
+from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -236,7 +237,7 @@ def _check_tokens(shape: tuple[int, ...], of_experts: tuple[int, ...], *, by_row
 
 def _experts(As) -> Operand24:
     """The matrices of the experts, stored along their rows."""
-    if not isinstance(As, Sparse24Array):
+    if not isinstance(As, Sparse24Array | Quantised24Array):
         raise DTypeError(
             f"As must be a Sparse24Array of shape (e, m, k), got {_check.shown(As)}; compress the "
             "stacked weights, sparse24.compress(w), or numpy.stack those of single experts"

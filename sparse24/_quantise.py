@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,13 +40,13 @@ METHODS = ("mse", "absmax", "gptq")
 def quantise(
     A, *, bits=4, method="mse", calibration=None, hessian=None, damping=0.01
 ) -> Quantised24Array:
-    """Round the stored elements of a 2:4 matrix to integers of few bits times scales.
+    """Round the stored elements of a 2:4 array to integers of few bits times scales.
 
     Every 128 columns of a row, 64 stored elements, share a scale.
 
     Parameters
     ----------
-    A : Sparse24Array or array, shape (m, k)
+    A : Sparse24Array or array, shape (..., m, k)
         float16, bfloat16, float32 or float64; a plain array must obey 2:4 along its rows.
     bits : {4, 8}
         Of an integer.
@@ -55,9 +57,10 @@ def quantise(
         and later ones move to make up for what that does to the outputs; needs `calibration` or
         `hessian`.
     calibration : array, shape (..., k), or Calibration, optional
-        Inputs of the layer, as for `prune`.
+        Inputs of the layer, as for `prune`.  For a stack (e, m, k) a sequence of e of them, as each
+        expert has its own tokens.
     hessian : array, shape (k, k), optional
-        ``X.T @ X`` of those inputs, instead of `calibration`.
+        ``X.T @ X`` of those inputs, instead of `calibration`.  For a stack (e, k, k).
     damping : float, default 0.01
         For ``"gptq"``: part of the mean of the Hessian's diagonal that is added to the diagonal.
 
@@ -70,7 +73,7 @@ def quantise(
     Raises
     ------
     DTypeError, ShapeError, PatternError
-        If `A` is not a float matrix that obeys 2:4.
+        If `A` is not an array of floats that obeys 2:4, or inputs do not fit it.
     ArgumentError
         If an element is not finite, or an option is unknown.
 
@@ -116,16 +119,20 @@ def quantise(
     _check_inputs(method, calibration, hessian)
     array = _as_24(A)
     record = array._operand.stored
+    inputs = _inputs_of_each(calibration, hessian, record.shape[:-2])
+    shares = SHARES if method == "mse" else (1.0,)
+
+    def quantised(matrix: Compressed24, calibration, hessian):
+        if method != "gptq":
+            return _rounded(matrix, bits, shares)
+        seen = _prune_methods.input_hessian(matrix.k, calibration, hessian, method=method)
+        return _by_inputs(matrix, seen, bits, damping)
+
     with _devices.on_device(array.device):
-        if method == "gptq":
-            seen = _prune_methods.input_hessian(record.k, calibration, hessian, method=method)
-            integers, factors = _by_inputs(record, seen, bits, damping)
-        else:
-            shares = SHARES if method == "mse" else (1.0,)
-            integers, factors = _rounded(record, bits, shares)
+        integers, factors = _of_each(record, inputs, quantised)
         parts = _quantised.Parts(integers, _storage.canonical(record), factors)
-        quantised = of_parts(parts, record.shape, bits, record.dtype)
-    return quantised if array.axis == -1 else quantised.mT
+        made = of_parts(parts, record.shape, bits, record.dtype)
+    return made if array.axis == -1 else made.mT
 
 
 def _check_inputs(method: str, calibration, hessian) -> None:
@@ -140,19 +147,53 @@ def _check_inputs(method: str, calibration, hessian) -> None:
 
 
 def _as_24(A) -> Sparse24Array:
-    """The argument as a matrix of floats in 2:4."""
+    """The argument as an array of floats in 2:4."""
     if isinstance(A, SparseArray) and not isinstance(A, Sparse24Array):
         raise DTypeError(
             f"A must be a Sparse24Array or an array that obeys 2:4, got {type(A).__name__}; make "
             "one of its elements with sparse24.compress(A)"
         )
     array = A if isinstance(A, Sparse24Array) else compress(A)
-    if array.ndim != 2:
-        raise ShapeError(f"A must be a matrix, got shape {array.shape}; quantise one after another")
     if array._dtype.name not in FLOATS:
         raise DTypeError(f"A must be one of {', '.join(FLOATS)}, got {array.dtype.name}")
     array.check()
     return array
+
+
+def _inputs_of_each(calibration, hessian, batch: tuple[int, ...]) -> list[tuple[Any, Any]]:
+    """What is known of the inputs of each matrix of a stack, or of a single one."""
+    given = {"calibration": calibration, "hessian": hessian}
+    parts = (_of_batch(x, batch, name) for name, x in given.items())
+    return list(zip(*parts, strict=True))
+
+
+def _of_batch(x, batch: tuple[int, ...], argument: str) -> list[Any]:
+    """One of sequences of sequences for each matrix of a stack; None for all where it is that."""
+    if x is None:
+        return [None] * math.prod(batch)
+    if not batch:
+        return [x]
+    if not hasattr(x, "__len__") or len(x) != batch[0]:
+        raise ShapeError(
+            f"{argument} must be a sequence of {batch[0]}, one for each matrix of a stack, got "
+            f"{_check.shown(x)}; repeat what several of them share, as in [x] * {batch[0]}"
+        )
+    return [found for part in x for found in _of_batch(part, batch[1:], argument)]
+
+
+def _of_each(record: Compressed24, inputs: list[tuple[Any, Any]], quantised):
+    """Integers of stored elements (..., m, stored), and factors, of the matrices of a record.
+
+    ``quantised(matrix, calibration, hessian)`` gives those of one.
+    """
+    batch, xp = record.shape[:-2], _arrays.namespace(record.values)
+    if not batch:
+        return quantised(record, *inputs[0])
+    integers = xp.empty(record.values.shape, np.int8)
+    factors = xp.empty((*record.shape[:-1], bricks.counts(*record.shape[-2:])[1]), np.float32)
+    for place, known in zip(np.ndindex(*batch), inputs, strict=True):
+        integers[place], factors[place] = quantised(_record_parts.of_batch(record, place), *known)
+    return integers, factors
 
 
 def _by_inputs(record: Compressed24, hessian, bits: int, damping: float):

@@ -40,9 +40,9 @@ class Compressed24:
         the matrices of a batch that were multiplied one by one, by number; under `MAKING` what
         `_settled` knows of the end of its making; under `DEQUANTISED` records by type, on the CPU.
     quantised : int
-        Bits of the integers of a quantised matrix, else 0.  Its `values`, which are its `packed`,
-        too, are then the bricks of ``kernels/bricks.py``, and `dtype` is the type that products
-        take it for.
+        Bits of the integers of quantised matrices, else 0.  Their `values`, which are their
+        `packed`, too, are then the bricks of ``kernels/bricks.py``, contiguous and of shape
+        (..., row blocks, K atoms, bytes), and `dtype` is the type that products take them for.
     settled : bool
         Whether a kernel may read the arrays while the one before it still runs.
     """
@@ -61,7 +61,7 @@ class Compressed24:
     ) -> Compressed24:
         """Views of the same arrays with other batch axes; what is derived from them is shared."""
         shape = (*batch, *self.shape[-2:])
-        other = Compressed24(values, metadata, packed, shape, self.dtype)
+        other = Compressed24(values, metadata, packed, shape, self.dtype, quantised=self.quantised)
         object.__setattr__(other, "derived", self.derived)
         return other
 

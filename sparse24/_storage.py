@@ -57,15 +57,16 @@ def with_packed(record: Compressed24) -> Compressed24:
 
 def arrays(record: Compressed24) -> tuple[Any, ...]:
     """All arrays that a record holds, in other layouts too; None for what is not there."""
-    if record.quantised:
-        kept = record.derived.get(DEQUANTISED, {}).values()
-        return (record.values, *(x for whole in list(kept) for x in arrays(whole)))
-    own = (record.values, record.metadata, record.packed, *_derived(record))
+    packed = None if record.quantised else record.packed  # else the values themselves
     experts = record.derived.get(EXPERTS, {}).values()  # views, but for what is derived from them
-    return (*own, *(x for part in list(experts) for x in _derived(part)))
+    of_experts = (x for part in list(experts) for x in _derived(part))
+    return (record.values, record.metadata, packed, *_derived(record), *of_experts)
 
 
 def _derived(record: Compressed24) -> tuple[Any, ...]:
+    if record.quantised:
+        kept = record.derived.get(DEQUANTISED, {}).values()
+        return tuple(x for whole in list(kept) for x in arrays(whole))
     from sparse24.kernels import pieces
 
     made, codes = pieces.kept(record), record.packed

@@ -131,8 +131,9 @@ def test_every_flipped_byte_is_noticed(suffix, tmp_path):
     [
         ({"shape": [4, 9]}, r"integers must be uint8 of shape \(4, 3\), got uint8 of shape \(4, 2"),
         ({"shape": [5, 8]}, r"integers must be uint8 of shape \(5, 2\)"),
-        ({"shape": [4, 8, 1]}, "the shape must be two sizes"),
-        ({"shape": [4, -8]}, "the shape must be two sizes"),
+        ({"shape": [1, 4, 8]}, r"integers must be uint8 of shape \(1, 4, 2\), got .* \(4, 2\)"),
+        ({"shape": [4]}, "the shape must be two or more sizes"),
+        ({"shape": [4, -8]}, "the shape must be two or more sizes"),
         ({"dtype": "int8"}, "the dtype must be one of .*'float64'.*, got 'int8'"),
         ({"dtype": ["float16"]}, "the dtype must be one of"),
         ({"bits": 8}, r"integers must be int8 of shape \(4, 4\), got uint8 of shape \(4, 2\)"),

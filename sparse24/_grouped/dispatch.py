@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _dispatch, _foreign_streams, _planner, _staging, _storage
+from sparse24 import (
+    _arrays,
+    _dispatch,
+    _foreign_streams,
+    _planner,
+    _quantised,
+    _staging,
+    _storage,
+)
 from sparse24._errors import UnsupportedError
 from sparse24._grouped import gate as grouped_gate
 from sparse24._grouped import host as grouped_host
@@ -132,7 +140,9 @@ def problem_of(product: Grouped, types: Result) -> Problem:
 def _by_kernel(kernel, product: Grouped, call: Call, types: Result) -> Callable[..., Any] | None:
     """All experts in one launch."""
     out = product.out
-    rows = _dispatch.cast_operand(product.a, types.type_a).rows
+    quantised = _dispatch.is_quantised(product.a)
+    converted = _quantised.as_converted if quantised else _dispatch.cast_operand
+    rows = converted(product.a, types.type_a).rows
     assert rows is not None
     b = _dispatch.convert(product.b, types.type_b, call.other_dtype)
     if not _in_vectors(b):
@@ -146,7 +156,7 @@ def _by_kernel(kernel, product: Grouped, call: Call, types: Result) -> Callable[
     bind(b, target, stream, offsets.data.ptr)(stream)
     if target is not out:
         out[...] = target
-    return bind if _same(used, product) else None
+    return bind if _same(used, product) and not quantised else None  # else it kept the other form
 
 
 def _same(used: Grouped, given: Grouped) -> bool:
@@ -224,12 +234,14 @@ def _record(rows: Compressed24, number: int) -> Compressed24:
     """The record of one matrix of a stack.
 
     On a GPU it is kept with the stack, so that the layouts which kernels derive from it are made
-    only once.
+    only once; on the CPU a quantised one, which keeps itself dequantised.
     """
-    kept = rows.derived.setdefault(EXPERTS, {}) if _arrays.is_cupy(rows.values) else {}
+    keeps = rows.quantised or _arrays.is_cupy(rows.values)
+    kept = rows.derived.setdefault(EXPERTS, {}) if keeps else {}
     if number not in kept:
         arrays = (rows.values, rows.metadata, rows.packed)
         values, metadata, packed = (None if x is None else x[number] for x in arrays)
-        one = Compressed24(values, metadata, packed, rows.shape[1:], rows.dtype)
+        shape, bits = rows.shape[1:], rows.quantised
+        one = Compressed24(values, metadata, packed, shape, rows.dtype, quantised=bits)
         kept.setdefault(number, one)
     return kept[number]
