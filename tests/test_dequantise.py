@@ -30,6 +30,18 @@ def test_elements_are_rounded_once(cupy, rng, bits, dtype, shape):
 
 
 @pytest.mark.parametrize("bits", bricks.BITS)
+@pytest.mark.parametrize("shape", [(3, 64, 256), (2, 2, 128, 300), (5, 50, 1001), (0, 64, 128)])
+def test_stacks_in_one_launch(cupy, rng, bits, shape):
+    q = s24.quantise(s24.random(shape, dtype="float16", rng=rng, device="cuda"), bits=bits)
+    found = dequantise.launch(q._operand.stored, TABLE["float16"])
+    for at in np.ndindex(*shape[:-2]):
+        one = dequantise.launch(q[at]._operand.stored, TABLE["float16"])
+        np.testing.assert_array_equal(found.values[at].get(), one.values.get())
+        np.testing.assert_array_equal(found.packed[at].get(), one.packed.get())
+    assert found.values.shape == (*shape[:-1], 2 * -(-shape[-1] // 4))
+
+
+@pytest.mark.parametrize("bits", bricks.BITS)
 def test_products_with_many_tokens(cupy, rng, bits):
     a = s24.random((256, 512), dtype="float16", rng=rng, device="cuda")
     q, x = s24.quantise(a, bits=bits), cupy.asarray(rng.standard_normal((2000, 512))).astype("f2")

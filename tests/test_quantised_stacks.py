@@ -10,8 +10,7 @@ import pytest
 from file_cases import FORMATS
 
 import sparse24 as s24
-from sparse24 import _dtypes, _storage
-from sparse24.kernels import bricks, dequantise, loader
+from sparse24.kernels import bricks
 
 gpu = pytest.mark.gpu
 BITS = [4, 8]
@@ -161,34 +160,6 @@ def test_files(suffix, rng, bits, shape, tmp_path):
     for array in (q, q.mT):
         save(tmp_path / f"a.{suffix}", {"experts": array, "first": s24.random((4, 8), rng=rng)})
         assert_same(load(tmp_path / f"a.{suffix}")["experts"], array)
-
-
-@pytest.mark.parametrize("shape", [(3, 64, 256), (2, 2, 128, 300), (3, 50, 256), (0, 64, 128)])
-@pytest.mark.parametrize("bits", BITS)
-def test_a_gpu_dequantises_each_matrix_in_its_place(rng, monkeypatch, bits, shape):
-    """The kernel's stand-in writes a matrix of as many rows as it is told."""
-    launches = []
-
-    def kernel(grid, block, arguments):
-        packed_bricks, values, pitch, packed, m, k, stored, m_atoms = arguments
-        launches.append(m)
-        assert (pitch, stored, m_atoms) == (values.strides[0] // 2, values.shape[1], -(-m // 64))
-        assert packed_bricks.flags.c_contiguous
-        found = bricks.unpack(packed_bricks, m, k, bits)
-        factors = np.repeat(found.factors, bricks.STORED, axis=1)[:, :stored]
-        values[...] = (found.integers * factors).astype(values.dtype)
-        packed[...] = found.codes
-
-    monkeypatch.setattr(dequantise._arrays, "cupy_module", lambda: np)
-    monkeypatch.setattr(loader, "function", lambda *names: kernel)
-    q = stack_of(rng, shape, bits, "float16")
-    found = dequantise.launch(q._operand.stored, _dtypes.TABLE["float16"])
-    want = q.dequantise()._operand.stored
-    np.testing.assert_array_equal(found.values, want.values)
-    np.testing.assert_array_equal(_storage.canonical(found), want.metadata)
-    assert found.packed.shape == _storage.packed(want).shape
-    whole = shape[-2] % 64 == 0 and 0 not in shape
-    assert len(launches) == (1 if whole else np.prod(shape[:-2]))
 
 
 @gpu

@@ -1,9 +1,10 @@
 """From a checked grouped product to its kernel, or to one product for each expert.
 
 A kernel computes all products in one launch and reads the offsets on the device: ``grouped_wgmma``
-on Hopper, ``grouped_mma`` elsewhere.  They take operands and results of one layout alone, columns
-that are contiguous and begin on 16-byte boundaries; others go through copies.  What both refuse,
-and all on the CPU, is multiplied expert by expert, by `_dispatch.fill`.
+on Hopper, ``grouped_mma`` elsewhere, ``grouped_quantised`` on Hopper for quantised matrices; with
+many tokens these are dequantised for the others.  They take operands and results of one layout
+alone, columns that are contiguous and begin on 16-byte boundaries; others go through copies.  What
+all refuse, and everything on the CPU, is multiplied expert by expert, by `_dispatch.fill`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sparse24 import (
     _staging,
     _storage,
 )
+from sparse24._dtypes import DType
 from sparse24._errors import UnsupportedError
 from sparse24._grouped import gate as grouped_gate
 from sparse24._grouped import host as grouped_host
@@ -35,6 +37,11 @@ from sparse24.kernels import grouped
 from sparse24.kernels.launch import current_stream
 
 KERNELS = ("grouped_wgmma", "grouped_mma")  # the fastest first; the last one refuses least
+QUANTISED_KERNEL = "grouped_quantised"
+# Tokens of an expert, on average, from which on dequantising pays: it takes the time of moving each
+# element once, and saves a part of the time of each product, so that sizes do not count.  On an
+# H200 with 4 bits: docs/benchmarks/log_grouped.rst, "4-bit experts".
+DEQUANTISING_PAYS = 280
 
 
 class Grouped(NamedTuple):
@@ -68,7 +75,7 @@ def fill(product: Grouped, call: Call, types: Result, plans: dict) -> Callable[.
     if _arrays.is_capturing():
         _check_captured(kernel, refusal, on_device=on_device)
     if refusal is None:
-        return _by_kernel(_planner.kernel_module(kernel), product, call, types)
+        return _by_kernel(kernel, product, call, types)
     if on_device:
         tokens = product.b.shape[1]
         offsets = grouped_offsets.validated(product.offsets.get().astype(np.int64), tokens)
@@ -87,12 +94,15 @@ def explained(product: Grouped, call: Call, types: Result) -> tuple[str, str]:
     if refusal is not None:
         return "each", f"{_EACH}, since {kernel} cannot: {refusal}"
     (experts, rows, _), tokens = product.a.shape, product.b.shape[1]
-    tile_of = _planner.kernel_module(kernel).tile_of
-    tile = tile_of(experts, rows, tokens, _types_of(product, call, types))
+    direct, module = kernel == QUANTISED_KERNEL, _planner.kernel_module(kernel)
+    for_what = product.a.stored.quantised if direct else _types_of(product, call, types)
+    tile = module.tile_of(experts, rows, tokens, for_what)
     reason = (
         f"one launch serves all {experts} experts, by tiles of {tile.name} for the {tokens} "
         "tokens of all"
     )
+    if product.a.stored.quantised and not direct:
+        reason += f"; the integers are dequantised to {types.type_a.name} at each call"
     if not _in_vectors(product.b) or not _stored_whole(product.out):
         reason += "; tokens or results are copied, since theirs are not contiguous in 16 bytes"
     return kernel, reason
@@ -103,13 +113,21 @@ _EACH = "each expert that has tokens has a product of its own"
 
 def _kernel_of(product: Grouped, types: Result) -> tuple[str, str | None]:
     """The kernel that takes the product, or the last one that refuses, and why."""
-    problem = problem_of(product, types)
-    for name in KERNELS:
+    for name, problem in _candidates(product, types):
         refusal = _planner.kernel_module(name).refuses(problem, gated=product.gated)
         refusal = refusal or _planner.too_long(name, problem)
         if refusal is None:
             break
     return name, refusal
+
+
+def _candidates(product: Grouped, types: Result) -> list[tuple[str, Problem]]:
+    """Kernels in the order in which they are asked, and the product as each would take it."""
+    problem, bits = problem_of(product, types), product.a.stored.quantised
+    others = [(name, problem) for name in KERNELS]
+    if bits and problem.n < DEQUANTISING_PAYS * problem.batch:
+        return [(QUANTISED_KERNEL, replace(problem, quantised=bits)), *others]
+    return others
 
 
 def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> None:
@@ -137,26 +155,31 @@ def problem_of(product: Grouped, types: Result) -> Problem:
     )  # fmt: skip
 
 
-def _by_kernel(kernel, product: Grouped, call: Call, types: Result) -> Callable[..., Any] | None:
+def _by_kernel(name: str, product: Grouped, call: Call, types: Result) -> Callable[..., Any] | None:
     """All experts in one launch."""
-    out = product.out
-    quantised = _dispatch.is_quantised(product.a)
-    converted = _quantised.as_converted if quantised else _dispatch.cast_operand
-    rows = converted(product.a, types.type_a).rows
-    assert rows is not None
+    kernel, out = _planner.kernel_module(name), product.out
+    a = product.a if name == QUANTISED_KERNEL else _as_multiplied(product.a, types.type_a)
+    assert a.rows is not None
     b = _dispatch.convert(product.b, types.type_b, call.other_dtype)
     if not _in_vectors(b):
         b = _staging.aligned_columns(b)
     target = out if _stored_whole(out) else _staging.aligned_like(out, "column")
     offsets = _arrays.namespace(b).asarray(product.offsets)
     _foreign_streams.make_current()
-    used = product._replace(b=b, out=target, offsets=offsets)
-    bind = _binder(kernel, _storage.with_packed(rows), used, call, types)
+    used = product._replace(a=a, b=b, out=target, offsets=offsets)
+    bind = _binder(kernel, _storage.with_packed(a.rows), used, call, types)
     stream = current_stream()
     bind(b, target, stream, offsets.data.ptr)(stream)
     if target is not out:
         out[...] = target
-    return bind if _same(used, product) and not quantised else None  # else it kept the other form
+    return bind if _same(used, product) else None
+
+
+def _as_multiplied(a: Operand24, dtype: DType) -> Operand24:
+    """The matrices with elements of a type, dequantised if they are integers with factors."""
+    if a.stored.quantised:
+        return _quantised.as_converted(a, dtype)
+    return _dispatch.cast_operand(a, dtype)
 
 
 def _same(used: Grouped, given: Grouped) -> bool:
