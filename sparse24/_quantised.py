@@ -47,6 +47,11 @@ def record_of(parts: Parts, shape: tuple[int, ...], bits: int, dtype: DType) -> 
     if not batch:
         return with_bricks(_packed(parts, k, bits), shape, bits, dtype)
     counts = bricks.counts(m, k)
+    if 0 in shape:
+        nothing = _arrays.namespace(parts.integers).empty(
+            (*batch, *counts, bricks.size(bits)), "u1"
+        )
+        return with_bricks(nothing, shape, bits, dtype)
     fillers = Parts(0, _spec.EMPTY_CODE * 0x11, 0)
     rows = counts[0] * bricks.ROWS
     one = Parts(*(_one_over_another(x, rows, y) for x, y in zip(parts, fillers, strict=True)))
