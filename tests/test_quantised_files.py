@@ -201,7 +201,7 @@ def test_a_missing_part_is_named(part, tmp_path):
 
 @pytest.mark.parametrize(
     "shape",
-    [(0, 1 << 40), (1 << 40, 0), (1 << 40, 0, 8), (1 << 30, 1 << 30, 0, 8), (0, 1 << 60, 4, 8)],
+    [(0, 1 << 40), (1 << 40, 0), (1 << 40, 0, 8), (1 << 30, 1 << 30, 0, 8), (0, 1 << 40, 4, 8)],
 )
 def test_sizes_that_no_matrix_has_are_refused(shape, tmp_path):
     *rows, k = shape
@@ -213,7 +213,7 @@ def test_sizes_that_no_matrix_has_are_refused(shape, tmp_path):
     }
     header["arrays"]["array"]["shape"] = list(shape)
     _raw_writers.write_npz(tmp_path / "a.npz", raw, stored.sealed(header))
-    with pytest.raises(s24.FormatError, match="has up to 2147483392 rows and columns, got shape"):
+    with pytest.raises(s24.FormatError, match="up to 2147483392 rows and columns, and as many"):
         s24.load_npz(tmp_path / "a.npz")
 
 
