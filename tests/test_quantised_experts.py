@@ -68,7 +68,9 @@ def test_few_columns_read_the_bricks(rng, no_dequantising, bits):
             s24.matmul(q, b, alpha=2.0, c=c, beta=1.0),
             [s24.matmul(*given, alpha=2.0, c=y, beta=1.0) for *given, y in zip(q, each, c)],
         )
-        assert "it reads integers and scales" in s24.explain(q, b).reason
+        told = s24.explain(q, b)
+        assert told.chosen == "cpu_sparse"
+        assert "it reads integers and scales" in told.reason
     assert q.nbytes == before
 
 
@@ -208,6 +210,7 @@ def test_a_stack_of_no_experts_needs_no_inputs(rng):
         ({"calibration": s24.Calibration(np.ones((9, 16)))}, s24.ShapeError, r"\[x\] \* 2"),
         ({"calibration": [np.ones((9, 16))]}, s24.ShapeError, "one for each matrix of a stack"),
         ({"calibration": [np.ones((9, 16)), np.ones((9, 8))]}, s24.ShapeError, "16 features"),
+        ({"hessian": np.array(1.0)}, s24.ShapeError, "hessian must be a sequence of 2"),
         ({"hessian": np.eye(16)}, s24.ShapeError, "hessian must be a sequence of 2"),
         ({"hessian": np.ones((2, 16))}, s24.ShapeError, r"hessian must have shape \(16, 16\)"),
         ({}, s24.ArgumentError, "needs to know the inputs"),
