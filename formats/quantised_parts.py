@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -96,10 +97,11 @@ class QuantisedParts:
     def check(self, where: str) -> None:
         """Raise `FormatError` unless shapes, types, codes and numbers are right."""
         *rows, k = self.shape
-        if max(self.shape[-2:]) > MOST_OF_AN_AXIS:
+        matrices = math.prod(max(1, size) for size in self.shape[:-2])
+        if max(matrices, *self.shape[-2:]) > MOST_OF_AN_AXIS:
             raise FormatError(
-                f"{where}: a quantised matrix has up to {MOST_OF_AN_AXIS} rows and columns, got "
-                f"shape {self.shape}"
+                f"{where}: a quantised array has up to {MOST_OF_AN_AXIS} rows and columns, and as "
+                f"many matrices, got shape {self.shape}"
             )
         integers, metadata, factors = self.stored
         _fit(where, "integers", integers, np.int8, (*rows, _spec.values_per_row(k)))

@@ -211,9 +211,9 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     elif laid.a.dtype is not a.dtype:  # a conversion keeps nothing dense
         way_out = f"a matrix compressed in {a.dtype.name} with {way_out}"
     if not laid.types.on_gpu:
-        told = _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
         if quantised and _quantised.reads_bricks(laid.a, b, a.dtype, call.algorithm):
-            keeps = _BRICKS
+            keeps, a = _BRICKS, dataclasses.replace(a, shape=a.shape[-2:])  # one after another
+        told = _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
         return dataclasses.replace(told, reason=told.reason + keeps)
     problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
     if quantised:

@@ -37,7 +37,7 @@ def grouped_matmul(
 
     Parameters
     ----------
-    As : Sparse24Array, shape (e, m, k)
+    As : Sparse24Array or Quantised24Array, shape (e, m, k)
         A matrix for each of e experts, groups along the last axis.
     b : array, shape (k, t)
         Tokens as columns, sorted by expert.  The fast layout is that of a transposed (t, k)
@@ -119,7 +119,7 @@ def grouped_linear(
     ----------
     x : array, shape (t, k)
         Tokens, sorted by expert.
-    As : Sparse24Array, shape (e, m, k)
+    As : Sparse24Array or Quantised24Array, shape (e, m, k)
         The weights, groups along the last axis.
     bias : array, shape (e, m), optional
         On the device of the operands.
@@ -239,8 +239,9 @@ def _experts(As) -> Operand24:
     """The matrices of the experts, stored along their rows."""
     if not isinstance(As, Sparse24Array | Quantised24Array):
         raise DTypeError(
-            f"As must be a Sparse24Array of shape (e, m, k), got {_check.shown(As)}; compress the "
-            "stacked weights, sparse24.compress(w), or numpy.stack those of single experts"
+            "As must be a Sparse24Array or Quantised24Array of shape (e, m, k), got "
+            f"{_check.shown(As)}; compress the stacked weights, sparse24.compress(w), or "
+            "numpy.stack those of single experts"
         )
     if As.ndim != 3:
         raise ShapeError(

@@ -168,12 +168,13 @@ def _inputs_of_each(calibration, hessian, batch: tuple[int, ...]) -> list[tuple[
 
 
 def _of_batch(x, batch: tuple[int, ...], argument: str) -> list[Any]:
-    """One of sequences of sequences for each matrix of a stack; None for all where it is that."""
+    """What a sequence, for more batch axes one of sequences, has for each matrix of a stack."""
     if x is None:
         return [None] * math.prod(batch)
     if not batch:
         return [x]
-    if not hasattr(x, "__len__") or len(x) != batch[0]:
+    sized = hasattr(x, "__len__") and getattr(x, "shape", None) != ()
+    if not sized or len(x) != batch[0]:
         raise ShapeError(
             f"{argument} must be a sequence of {batch[0]}, one for each matrix of a stack, got "
             f"{_check.shown(x)}; repeat what several of them share, as in [x] * {batch[0]}"

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sparse24 import _arrays, _check, _dtypes, _spec, _storage
 from sparse24._dtypes import DType
 from sparse24._records import DEQUANTISED, Compressed24, Operand24
@@ -47,11 +49,14 @@ def record_of(parts: Parts, shape: tuple[int, ...], bits: int, dtype: DType) -> 
     if not batch:
         return with_bricks(_packed(parts, k, bits), shape, bits, dtype)
     counts = bricks.counts(m, k)
+    whole = (*batch, *counts, bricks.size(bits))
+    if 0 in shape:
+        nothing = _arrays.namespace(parts.integers).empty(whole, np.uint8)
+        return with_bricks(nothing, shape, bits, dtype)
     fillers = Parts(0, _spec.EMPTY_CODE * 0x11, 0)
     rows = counts[0] * bricks.ROWS
     one = Parts(*(_one_over_another(x, rows, y) for x, y in zip(parts, fillers, strict=True)))
-    packed = _packed(one, k, bits).reshape(*batch, *counts, bricks.size(bits))
-    return with_bricks(packed, shape, bits, dtype)
+    return with_bricks(_packed(one, k, bits).reshape(whole), shape, bits, dtype)
 
 
 def _packed(parts: Parts, k: int, bits: int) -> Any:

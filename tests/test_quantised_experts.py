@@ -1,128 +1,243 @@
-"""Products of experts with stacks of quantised matrices, from the public functions on."""
+"""Products of stacks of quantised 2:4 matrices, grouped ones too, and the inputs of experts."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import pickle
 
+import fake_grouped
 import numpy as np
 import pytest
+from fake_grouped import array
 from grouped_cases import offsets_of
-from matmul_cases import logical, put, sample
-from quantised_cases import problem
+from quantised_cases import near
 
 import sparse24 as s24
-from sparse24._arrays import to_numpy
+from sparse24 import _dispatch, _quantised
 from sparse24._grouped import dispatch as grouped_dispatch
-from sparse24.kernels import reference_grouped
-from sparse24.kernels.reference_product import activate
+from sparse24._records import Compressed24
+from sparse24.kernels import cpu_few_bricks, reference
 
-FEW, MANY = (3, 0, 7, 1), (300, 0, 900, 10)  # tokens; of many the matrices are dequantised
-
-
-@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
-def xp(request):
-    return pytest.importorskip(request.param)
+gpu = pytest.mark.gpu
+BITS = [4, 8]
+COUNTS = (3, 0, 40, 1)
+OFFSETS = offsets_of(COUNTS)
 
 
-class Layer:
-    """Experts, their tokens, and exact products (t, m)."""
+@pytest.fixture
+def no_dequantising(monkeypatch):
+    def refuse(*args):
+        raise AssertionError("dequantised")
 
-    def __init__(self, rng, xp, counts, m=96, k=272, bits=4, dtype="float16", scale=1.0):
-        self.xp, self.offsets = xp, offsets_of(counts)
-        dense = scale * rng.standard_normal((len(counts), m, k)).astype(np.float32)
-        a = s24.compress(dense.astype(np.float16), on_excess="prune", dtype=dtype)
-        held = s24.quantise(a, bits=bits)
-        exact = held.astype("float64").toarray()
-        x = sample((int(self.offsets[-1]), k), dtype, rng)
-        self.exact = reference_grouped.grouped_matmul(exact, x.T, self.offsets).T
-        self.experts = held if xp is np else held.to_device("cuda")
-        self.x, self.dtype = put(x, xp), dtype
-
-    def linear(self, *arguments, **options):
-        options.setdefault("offsets", self.xp.asarray(self.offsets))
-        return s24.grouped_linear(self.x, self.experts, *arguments, **options)
-
-    def near(self, got, want=None):
-        want = self.exact if want is None else want
-        got = logical(to_numpy(got), self.dtype).astype(np.float64)
-        eps = 2.0 ** -(8 if self.dtype == "bfloat16" else 10)
-        assert got.shape == want.shape
-        np.testing.assert_allclose(got, want, rtol=eps, atol=2 * eps * np.abs(want).max(initial=0))
+    monkeypatch.setattr(_quantised, "dequantised", refuse)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("counts", [FEW, MANY, (0, 0)], ids=str)
-def test_linear_layers(rng, xp, counts, dtype, bits):
-    layer = Layer(rng, xp, counts, bits=bits, dtype=dtype)
-    for _ in range(3):  # the first call prepares the others
-        layer.near(layer.linear())
-    layer.near(layer.linear(offsets=layer.offsets.tolist()))
+def stack_of(rng, shape, bits=4, dtype="float32"):
+    return s24.quantise(s24.random(shape, dtype=dtype, rng=rng), bits=bits)
 
 
-@pytest.mark.parametrize("counts", [FEW, MANY], ids=str)
-@pytest.mark.parametrize("m", [96, 64, 50])
-def test_gates_biases_and_scales(rng, xp, counts, m):
-    layer = Layer(rng, xp, counts, m=m, scale=1 / 16)
-    rows, bias = (rng.standard_normal((4, m)).astype(np.float32) for _ in range(2))
-    of_tokens = np.repeat(np.arange(4), np.diff(layer.offsets))
-    y = layer.exact * rows[of_tokens] + bias[of_tokens]
-    want = activate(y[:, : m // 2], "silu", 0.0, np.inf) * y[:, m // 2 :]
-    options = {"scales": (None, xp.asarray(rows)), "activation": "silu", "gated": True}
+def sample(rng, *shape, dtype="float32"):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("n", [1, 3, 20])
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_products_are_those_of_the_dequantised(rng, dtype, bits, n):
+    q = stack_of(rng, (3, 50, 300), bits, dtype)
+    whole = q.dequantise()
+    for shape in ((300, n), (3, 300, n), (2, 1, 300, n), (1, 300, n)):
+        b = sample(rng, *shape, dtype=q.dtype)
+        for _ in range(2):  # what the first product has kept serves the second
+            near(q @ b, whole @ b)
+        near(b.swapaxes(-1, -2) @ q.mT, b.swapaxes(-1, -2) @ whole.mT)
+    y = sample(rng, 3, n, 50, dtype=q.dtype)
+    np.testing.assert_array_equal(y @ q, y @ whole)
+    near(q @ b[0, :, 0], whole @ b[0, :, 0])
+    near(q[:1] @ y.repeat(6, axis=2).swapaxes(1, 2), whole[:1] @ y.repeat(6, axis=2).swapaxes(1, 2))
+
+
+@pytest.mark.skipif(not cpu_few_bricks.AVAILABLE, reason="needs AVX-512")
+@pytest.mark.parametrize("bits", BITS)
+def test_few_columns_read_the_bricks(rng, no_dequantising, bits):
+    q, n = stack_of(rng, (3, 50, 300), bits), cpu_few_bricks._MOST[bits]
+    before = q.nbytes
+    c = sample(rng, 3, 50, n)
+    for b in (sample(rng, 300, n), sample(rng, 3, 300, n)):
+        each = b if b.ndim == 3 else [b] * 3
+        np.testing.assert_array_equal(q @ b, [one @ x for one, x in zip(q, each, strict=True)])
+        np.testing.assert_array_equal(
+            s24.matmul(q, b, alpha=2.0, c=c, beta=1.0),
+            [s24.matmul(*given, alpha=2.0, c=y, beta=1.0) for *given, y in zip(q, each, c)],
+        )
+        told = s24.explain(q, b)
+        assert told.chosen == "cpu_sparse"
+        assert "it reads integers and scales" in told.reason
+    assert q.nbytes == before
+
+
+def test_explain_tells_what_is_kept(rng):
+    q = stack_of(rng, (3, 40, 256))
+    b, before = sample(rng, 256, 20), q.nbytes
+    assert "the first product dequantises the matrix" in s24.explain(q, b).reason
+    one = s24.explain(q[:1], sample(rng, 3, 256, 1)).reason  # of one matrix with three of b
+    assert "the first product dequantises the matrix" in one
+    q @ b
+    kept = q.dequantise()
+    assert q.nbytes == before + kept.values.nbytes + kept.metadata.nbytes
+    q @ b
+    assert q.nbytes == before + kept.values.nbytes + kept.metadata.nbytes
+    assert pickle.loads(pickle.dumps(q)).nbytes == before
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_each_expert_multiplies_its_tokens(rng, bits, dtype):
+    q = stack_of(rng, (4, 64, 300), bits, dtype)
+    x = sample(rng, OFFSETS[-1], 300, dtype=q.dtype)
+    of_each = [x[i:j] @ one.T for one, i, j in zip(q, OFFSETS, OFFSETS[1:])]
+    for _ in range(2):  # the second product is a repeated one
+        np.testing.assert_array_equal(
+            s24.grouped_linear(x, q, offsets=OFFSETS), np.concatenate(of_each)
+        )
+    got = s24.grouped_matmul(q, x.T, offsets=OFFSETS, dtype="float32")
+    near(got, s24.grouped_matmul(q.dequantise(), x.T, offsets=OFFSETS, dtype="float32"))
+    whole, bias = q.dequantise(), sample(rng, 4, 64)
+    options = {"offsets": OFFSETS, "activation": "silu", "gated": True, "scales": (None, bias)}
+    near(s24.grouped_linear(x, q, bias, **options), s24.grouped_linear(x, whole, bias, **options))
+    assert s24.explain(q, x.T, offsets=OFFSETS).chosen == "cpu"
+
+
+def test_experts_keep_what_they_dequantise_once(rng, monkeypatch):
+    q = stack_of(rng, (4, 64, 256))
+    made, dequantised = [], _quantised.dequantised
+    monkeypatch.setattr(
+        _quantised, "dequantised", lambda *given: made.append(given) or dequantised(*given)
+    )
+    before, one = q.nbytes, q[0].dequantise()._operand.stored
+    made.clear()
+    for counts in ((20, 0, 30, 0), (30, 0, 20, 0), (5, 0, 5, 40)):
+        offsets = offsets_of(counts)
+        s24.grouped_linear(sample(rng, offsets[-1], 256), q, offsets=offsets)
+    assert len(made) == 3
+    assert q.nbytes == before + 3 * (one.values.nbytes + one.metadata.nbytes)
+
+
+def on_stand_in(q):
+    """The array on the stand-in for a GPU, which `fake_grouped` has installed."""
+    record = q._operand.stored
+    return q._of(
+        _quantised.with_bricks(array(record.values), q.shape, record.quantised, record.dtype)
+    )
+
+
+def test_on_a_gpu_one_launch_serves_all_experts_dequantised(rng, monkeypatch):
+    monkeypatch.setattr(grouped_dispatch, "_dequantising_pays", lambda *product: True)
+    here, x = stack_of(rng, (4, 24, 16)), sample(rng, 44, 16)
+    whole = here.dequantise()
+    want = s24.grouped_linear(x, whole, offsets=OFFSETS)
+    kernel, made = fake_grouped.installed(monkeypatch), []
+
+    def dequantised(record, dtype):
+        made.append(record)
+        codes = array(reference.pack_metadata(whole.metadata, 16, dtype.itemsize))
+        return Compressed24(array(whole.values), None, codes, record.shape, dtype)
+
+    monkeypatch.setattr(_quantised, "dequantised", dequantised)
+    q = on_stand_in(here)
+    for times in (1, 2):  # nothing is kept
+        got = s24.grouped_linear(array(x), q, offsets=array(OFFSETS))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        assert (len(made), len(kernel.given)) == (times, times)
+    assert q.nbytes == here.nbytes
+
+
+def test_on_a_gpu_experts_without_a_kernel_multiply_one_by_one(rng, monkeypatch):
+    monkeypatch.setattr(grouped_dispatch, "_dequantising_pays", lambda *product: True)
+    here, x, given = stack_of(rng, (4, 24, 16)), array(sample(rng, 44, 16)), []
+    fake_grouped.installed(monkeypatch).refusal = "it is float99"
+    monkeypatch.setattr(_dispatch, "fill", lambda a, *rest: given.append(a))
     for _ in range(2):
-        layer.near(layer.linear(xp.asarray(bias), **options), want)
+        s24.grouped_linear(x, on_stand_in(here), offsets=OFFSETS)
+    for a, number in zip(given, (0, 2, 3) * 2, strict=True):
+        assert (a.shape, a.rows.quantised) == ((24, 16), 4)
+        np.testing.assert_array_equal(a.rows.values, here[number]._operand.stored.values)
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_tokens_as_columns(rng, xp, order):
-    layer = Layer(rng, xp, FEW)
-    b = xp.asarray(layer.x.T, order=order)
-    out = xp.full((96, 11), np.nan, np.float16)
-    assert s24.grouped_matmul(layer.experts, b, out, offsets=layer.offsets) is out
-    layer.near(out.T)
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda q: q[0], s24.ShapeError, r"must have shape \(e, m, k\)"),
+        (lambda q: q.mT, s24.UnsupportedError, r"pass As\.mT"),
+        (lambda q: q.toarray(), s24.DTypeError, "As must be a Sparse24Array or Quantised24Array"),
+    ],
+)
+def test_refusals_of_grouped_products(rng, make, error, words):
+    with pytest.raises(error, match=words):
+        s24.grouped_linear(np.ones((44, 8)), make(stack_of(rng, (4, 8, 8))), offsets=OFFSETS)
 
 
-@pytest.mark.gpu
-def test_what_is_chosen_and_why(rng, cupy):
-    few, many = Layer(rng, cupy, FEW), Layer(rng, cupy, MANY)
-    told = s24.explain(few.experts, few.x.T, offsets=few.offsets)
-    assert told.chosen == "grouped_quantised"
-    assert "one launch serves all 4 experts, by tiles of 64x8x256" in str(told)
-    told = s24.explain(many.experts, many.x.T, offsets=many.offsets)
-    assert told.chosen == "grouped_wgmma"
-    assert "the integers are dequantised to float16 at each call" in str(told)
+@pytest.fixture
+def inputs(rng):
+    """Those of two experts, of which some features go together."""
+    common = rng.standard_normal((2, 48, 256)) / 7
+    return rng.standard_normal((2, 500, 48)) @ common + 0.3 * rng.standard_normal((2, 500, 256))
 
 
-def test_which_kernels_are_asked(monkeypatch):
-    monkeypatch.setattr(grouped_dispatch, "problem_of", lambda product, types: product.problem)
-    names = {}
-    for bits in (0, 4):
-        for tokens in (1, 1119, 1120):
-            of = problem(64, tokens, 64, bits=0, batch=4)
-            stored = SimpleNamespace(stored=SimpleNamespace(quantised=bits))
-            product = SimpleNamespace(problem=of, a=stored)
-            (name, _), *others = grouped_dispatch._candidates(product, None)
-            assert all(not as_asked.quantised for _, as_asked in others)
-            names[bits, tokens] = name
-    direct = {key for key, name in names.items() if name == "grouped_quantised"}
-    assert direct == {(4, 1), (4, 1119)}
+@pytest.mark.parametrize("batch", [(2,), (1, 2)])
+def test_each_expert_is_rounded_for_its_own_inputs(rng, inputs, batch):
+    a = s24.random((*batch, 32, 256), rng=rng)
+    sizes = [inputs[0, :300], inputs[1]]  # not all have as many tokens
+    nested = sizes if len(batch) == 1 else [sizes]
+    hessian = np.stack([x.T @ x for x in sizes]).reshape(*batch, 256, 256)
+    seen = [s24.Calibration(x) for x in sizes] if len(batch) == 1 else nested
+    alone = [s24.quantise(a[at], method="gptq", calibration=x)
+             for at, x in zip(np.ndindex(*batch), sizes, strict=True)]  # fmt: skip
+    for known in ({"calibration": nested}, {"calibration": seen}, {"hessian": hessian}):
+        q = s24.quantise(a, method="gptq", **known)
+        for at, one in zip(np.ndindex(*batch), alone, strict=True):
+            np.testing.assert_array_equal(q[at].integers, one.integers)
+            np.testing.assert_array_equal(q[at].scales, one.scales)
+    turned = s24.quantise(a.mT, method="gptq", hessian=hessian)
+    np.testing.assert_array_equal(turned.mT.integers, q.integers)
 
 
-@pytest.mark.gpu
-def test_a_graph_reads_offsets_anew(rng, cupy):
-    layer = Layer(rng, cupy, FEW)
-    offsets = cupy.asarray(layer.offsets)
-    out = cupy.empty((96, 11), np.float16, order="F")
-    stream = cupy.cuda.Stream(non_blocking=True)
-    multiply = lambda: s24.grouped_matmul(layer.experts, layer.x.T, out, offsets=offsets)  # noqa: E731
-    multiply()
-    with stream:
-        stream.begin_capture()
-        multiply()
-        graph = stream.end_capture()
-    offsets[...] = cupy.asarray(offsets_of((1, 2, 4, 4)))
-    out.fill(np.nan)
-    graph.launch(stream)
-    stream.synchronize()
-    want = s24.grouped_matmul(layer.experts, layer.x.T, offsets=[0, 1, 3, 7, 11])
-    np.testing.assert_array_equal(out.get(), want.get())
+def test_a_stack_of_no_experts_needs_no_inputs(rng):
+    q = s24.quantise(s24.random((0, 8, 16), rng=rng), method="gptq", calibration=[])
+    assert q.shape == (0, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("known", "error", "words"),
+    [
+        ({"calibration": np.ones((9, 16))}, s24.ShapeError, "calibration must be a sequence of 2"),
+        ({"calibration": s24.Calibration(np.ones((9, 16)))}, s24.ShapeError, r"\[x\] \* 2"),
+        ({"calibration": [np.ones((9, 16))]}, s24.ShapeError, "one for each matrix of a stack"),
+        ({"calibration": [np.ones((9, 16)), np.ones((9, 8))]}, s24.ShapeError, "16 features"),
+        ({"hessian": np.array(1.0)}, s24.ShapeError, "hessian must be a sequence of 2"),
+        ({"hessian": np.eye(16)}, s24.ShapeError, "hessian must be a sequence of 2"),
+        ({"hessian": np.ones((2, 16))}, s24.ShapeError, r"hessian must have shape \(16, 16\)"),
+        ({}, s24.ArgumentError, "needs to know the inputs"),
+    ],
+)
+def test_refusals_of_inputs(rng, known, error, words):
+    with pytest.raises(error, match=words):
+        s24.quantise(s24.random((2, 8, 16), rng=rng), method="gptq", **known)
+
+
+@gpu
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(4, 64, 256), (4, 50, 304)])
+def test_on_a_gpu(cupy, rng, bits, dtype, shape):
+    here = stack_of(rng, shape, bits, dtype)
+    q = here.to_device("cuda")
+    whole = q.dequantise()
+    tokens = sample(rng, OFFSETS[-1], shape[2], dtype=here.dtype)
+    x, y = cupy.asarray(tokens), tokens[:20].T
+    for b in map(cupy.asarray, (y, np.stack([y, 2 * y, 3 * y, 4 * y]))):
+        np.testing.assert_array_equal((q @ b).get(), (whole @ b).get())
+    for offsets in (OFFSETS, cupy.asarray(OFFSETS)):
+        for _ in range(2):
+            got = s24.grouped_linear(x, q, offsets=offsets).get().astype(np.float64)
+            want = s24.grouped_linear(x, whole, offsets=offsets).get().astype(np.float64)
+            assert np.linalg.norm(got - want) <= 0.01 * np.linalg.norm(want)

@@ -199,18 +199,21 @@ def test_a_missing_part_is_named(part, tmp_path):
         s24.load_npz(tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize("shape", [(0, 1 << 40), (1 << 40, 0)])
+@pytest.mark.parametrize(
+    "shape",
+    [(0, 1 << 40), (1 << 40, 0), (1 << 40, 0, 8), (1 << 30, 1 << 30, 0, 8), (0, 1 << 40, 4, 8)],
+)
 def test_sizes_that_no_matrix_has_are_refused(shape, tmp_path):
-    m, k = shape
+    *rows, k = shape
     raw, header = stored.pack(quantised((0, 0), bits=8))
     raw = {
-        "array.integers": np.empty((m, k // 2), np.int8),
-        "array.metadata": np.empty((m, k // 8), np.uint8),
-        "array.scales": np.empty((m, k // 128), np.float32),
+        "array.integers": np.empty((*rows, k // 2), np.int8),
+        "array.metadata": np.empty((*rows, k // 8), np.uint8),
+        "array.scales": np.empty((*rows, -(-k // 128)), np.float32),
     }
     header["arrays"]["array"]["shape"] = list(shape)
     _raw_writers.write_npz(tmp_path / "a.npz", raw, stored.sealed(header))
-    with pytest.raises(s24.FormatError, match="has up to 2147483392 rows and columns, got shape"):
+    with pytest.raises(s24.FormatError, match="up to 2147483392 rows and columns, and as many"):
         s24.load_npz(tmp_path / "a.npz")
 
 

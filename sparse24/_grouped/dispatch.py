@@ -38,10 +38,12 @@ from sparse24.kernels.launch import current_stream
 
 KERNELS = ("grouped_wgmma", "grouped_mma")  # the fastest first; the last one refuses least
 QUANTISED_KERNEL = "grouped_quantised"
-# Tokens of an expert, on average, from which on dequantising pays: it takes the time of moving each
-# element once, and saves a part of the time of each product, so that sizes do not count.  On an
-# H200 with 4 bits: docs/benchmarks/log_grouped.rst, "4-bit experts".
-DEQUANTISING_PAYS = 280
+# From so many tokens of an expert on, on average, dequantising pays, with long rows: it takes the
+# time of moving each element once, and saves a part of the time of each product.  With SHORT_ROWS
+# columns half as many do, as products take a time for each row, too.  Of sweeps on an H200:
+# docs/benchmarks/log_grouped.rst, "4-bit experts".
+DEQUANTISING_PAYS = {4: 480, 8: 400}  # by bits
+SHORT_ROWS = 2000
 
 
 class Grouped(NamedTuple):
@@ -125,9 +127,14 @@ def _candidates(product: Grouped, types: Result) -> list[tuple[str, Problem]]:
     """Kernels in the order in which they are asked, and the product as each would take it."""
     problem, bits = problem_of(product, types), product.a.stored.quantised
     others = [(name, problem) for name in KERNELS]
-    if bits and problem.n < DEQUANTISING_PAYS * problem.batch:
+    if bits and not _dequantising_pays(problem, bits):
         return [(QUANTISED_KERNEL, replace(problem, quantised=bits)), *others]
     return others
+
+
+def _dequantising_pays(problem: Problem, bits: int) -> bool:
+    of_expert = problem.n / problem.batch
+    return of_expert * (problem.k + SHORT_ROWS) >= DEQUANTISING_PAYS[bits] * problem.k
 
 
 def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> None:
