@@ -21,9 +21,9 @@ KERNEL = "sparse_decode"  # the one that widens for the tensor cores
 # time, in some 300 µs, of which this is what the GPU is taken to wait for.
 # docs/benchmarks/log_few_tokens.rst, "8-bit weights and 16-bit tokens".
 CONVERSION_EFFICIENCY, CONVERSION_LAUNCH = 0.6, 1e-4
-# A dequantised product is repeated as it was planned.  It is two kernels more, which are taken to
-# need this time until they are measured.
-DEQUANTISATION_LAUNCH = 2e-5
+# Dequantising is one kernel, and products that do it are repeated as they were planned; see there,
+# "4-bit weights".
+DEQUANTISATION_EFFICIENCY, DEQUANTISATION_LAUNCH = 0.65, 4e-6
 
 
 def as_multiplied(problem: Problem, stored: str, device: int, algorithm: str) -> Problem:
@@ -59,8 +59,10 @@ def _pays(narrow: Problem, wide: Problem, device: int, generation: int) -> bool:
         return False
     elements = wide.m * wide.k // 2 * (wide.batch if wide.a_batched else 1)
     moved = elements * sum(_bytes_of_element(p) for p in (narrow, wide))
-    launch = DEQUANTISATION_LAUNCH if narrow.quantised else CONVERSION_LAUNCH
-    conversion = launch + moved / (CONVERSION_EFFICIENCY * facts["bandwidth"])
+    quantised = DEQUANTISATION_EFFICIENCY, DEQUANTISATION_LAUNCH
+    others = CONVERSION_EFFICIENCY, CONVERSION_LAUNCH
+    efficiency, launch = quantised if narrow.quantised else others
+    conversion = launch + moved / (efficiency * facts["bandwidth"])
     converted = _planner.fastest_able(wide, facts, dense=False, scale=scale)
     return direct.seconds <= conversion + converted.seconds
 

@@ -20,7 +20,8 @@ from sparse24.kernels import loader
 DATA = Path(__file__).resolve().parents[1] / "benchmarks" / "data"
 # One of which runs.
 CANDIDATES = (
-    "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny", "sparse_fma",
+    "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_quantised", "sparse_matvec",
+    "split_skinny", "sparse_fma",
 )  # fmt: skip
 UNVERIFIED = DATA / "UNVERIFIED.md"
 TESTS = Path(__file__).resolve().parents[2] / "tests"
