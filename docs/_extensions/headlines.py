@@ -104,6 +104,10 @@ def _gated(case: Case) -> bool:
     return case.get("gated", False) and case["dtype"] == "bfloat16"
 
 
+def _experts_of_4_bits(low: int, high: int) -> Callable[[Case], bool]:
+    return lambda c: c["dtype"] == "int4" and low <= c["n"] <= high
+
+
 def _split(case: Case) -> bool:
     return case["ours_kernel"].startswith("sparse_split")
 
@@ -160,6 +164,10 @@ HEADLINES = (
              _few(512, 1 << 30, "bfloat16")),
     Headline("mixture of experts, fp8 and int8", "grouped", "best", _few(1, 1 << 30, *EIGHT)),
     Headline("mixture of experts, gate and up with SwiGLU, bfloat16", "grouped", "best", _gated),
+    Headline("mixture of 4-bit experts, 8 and 64 tokens, rivals in bfloat16", "grouped", "best",
+             _experts_of_4_bits(8, 64)),
+    Headline("mixture of 4-bit experts, 512 and 4096 tokens, rivals in bfloat16", "grouped", "best",
+             _experts_of_4_bits(512, 4096)),
     Headline("8-bit weights and bfloat16, 1 to 16 tokens", "few_tokens", "cublas",
              _few(1, 16, *WEIGHT_ONLY)),
     Headline("8-bit weights and bfloat16, 32 tokens", "few_tokens", "cublas",
@@ -170,6 +178,8 @@ HEADLINES = (
              _few(1, 16, FOUR_BITS)),
     Headline("4-bit weights and bfloat16, 32 and 64 tokens", "few_tokens", "cublas",
              _few(32, 64, FOUR_BITS)),
+    Headline("4-bit weights and bfloat16, 2048 tokens", "few_tokens", "cublas",
+             _few(2048, 2048, FOUR_BITS)),
     Headline("4-bit weights and bfloat16, one token", "few_tokens", "torch_int4_weights",
              _few(1, 1, FOUR_BITS)),
     Headline("float32, 1 to 8 tokens", "few_tokens", "cublas", _few(1, 8, "float32")),
