@@ -9,22 +9,27 @@ from sparse24.kernels import sparse_quantised_plan as plan
 from sparse24.kernels.grouped import REMEMBERED, table_bytes
 from sparse24.kernels.sparse_quantised_plan import LEAST_STAGES, Config, Tile
 
-# For few tiles with long rows; then for few columns of a group, for some and for many.  The last
-# one is for chips and types of which the others have no room or no instruction.
-LONG, FEW, SOME, MANY, SHORTER, ANYWHERE = TILES = (
+# For few tiles with long rows; then for few columns of a group, for some, many and most.  With 8
+# bits only shorter stages of the wide ones fit.  The last is for chips without warpgroups.
+LONG, FEW, SOME, MANY, SHORTER, MOST, MOST_OF_8_BITS, ANYWHERE = TILES = (
     Tile(32, 8, 1024, (1, 1, 8), 1),
     Tile(64, 8, 256, (1, 1, 2), 4),
     Tile(128, 32, 256, (8, 1, 1), 2, wgmma=True),
     Tile(128, 64, 512, (8, 1, 1), 1, wgmma=True),
     Tile(128, 64, 256, (8, 1, 1), 1, wgmma=True),
+    Tile(128, 128, 256, (8, 1, 1), 1, wgmma=True),
+    Tile(128, 128, 128, (8, 1, 1), 1, wgmma=True),
     Tile(128, 16, 512, (2, 1, 4), 1),
 )
-# What a wave of each takes, relative to one another, and how many waves a launch takes beside: of a
-# sweep on an H200 of six layers of 8 and 128 experts with 1/8 to 256 tokens each, unevenly shared,
-# with 4 bits.  The tile that is chosen takes 1.013 times as long as the fastest of 23:
-# docs/benchmarks/log_grouped.rst, "4-bit experts".
-COSTS = {LONG: 0.89, FEW: 2.95, SOME: 5.16, MANY: 3.76, SHORTER: 3.94, ANYWHERE: 2.28}
-BESIDE = {LONG: 0.0, FEW: 0.35, SOME: 0.11, MANY: 0.0, SHORTER: 0.0, ANYWHERE: 0.2}
+# What a wave of each takes, relative to one another, and how many waves a launch takes beside: of
+# sweeps on an H200 of six layers of 8 and 128 experts with 1/8 to 256 tokens each, unevenly shared.
+# The tile that is chosen takes 1.017 times as long as the fastest: docs/benchmarks/log_grouped.rst,
+# "4-bit experts".
+COSTS = {
+    LONG: 0.86, FEW: 2.95, SOME: 5.16, MANY: 3.96, SHORTER: 3.98, MOST: 6.0, MOST_OF_8_BITS: 6.06,
+    ANYWHERE: 2.64,
+}  # fmt: skip
+BESIDE = {FEW: 0.25, SOME: 0.11, MANY: 0.04, SHORTER: 0.15, ANYWHERE: 0.2}  # others none
 PARTLY_FILLED = 0.8  # tiles of a group, beside those that it fills
 
 
@@ -38,7 +43,7 @@ def choose(groups: int, rows: int, columns: int, bits: int, multiprocessors: int
     def cost(config: Config) -> float:
         tile, of_groups = able[config], columns / config.n + PARTLY_FILLED * min(groups, columns)
         waves = -(-rows // config.m) * of_groups / (multiprocessors * config.blocks)
-        return COSTS[tile] * (max(1, waves) + BESIDE[tile])
+        return COSTS[tile] * (max(1, waves) + BESIDE.get(tile, 0))
 
     return min(able, key=cost)
 

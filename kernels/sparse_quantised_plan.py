@@ -16,6 +16,8 @@ AHEAD = 4  # stages of a settled A that are asked for before b may be read, at m
 BARRIERS = 16  # bytes of the two barriers of a stage
 BESIDE = 1 << 10  # bytes of shared memory that each block takes beside its own
 PERIOD = 1 << 10  # of the swizzle of b, on which stages begin
+WARP, WARPGROUP = 32, 128  # threads that fetch, of which one asks for stages
+DEALING = 128  # columns of a tile whose consumers need the registers of a warpgroup that fetches
 
 
 class Tile(NamedTuple):
@@ -73,7 +75,7 @@ class Config:
 
     @property
     def threads(self) -> int:
-        return self.tile.threads + 32
+        return self.tile.threads + (WARPGROUP if self.n >= DEALING else WARP)
 
     def stage_bytes(self, problem: Problem) -> int:
         """Shared memory of a stage: bricks, and b."""
@@ -106,6 +108,8 @@ TILES: tuple[Tile, ...] = (
     Tile(32, 64, 512, (1, 2, 4), 1),
     Tile(64, 64, 512, (4, 1, 2), 1, wgmma=True),
     Tile(128, 64, 512, (8, 1, 1), 1, wgmma=True),
+    Tile(128, 128, 256, (8, 1, 1), 1, wgmma=True),
+    Tile(128, 128, 128, (8, 1, 1), 1, wgmma=True),
 )
 
 # Constants of `predict`, fitted to the timings of those sweeps, of tiles with up to eight times
@@ -114,7 +118,8 @@ _LAUNCH = 1.42e-6  # seconds
 _TILE = 0.3e-6  # seconds until a block that has multiplied a tile has stored it
 _LATENCY, _WGMMA_LATENCY = 0.88e-6, 0.54e-6  # seconds, shared by the stages of a multiprocessor
 _STEP = 4.6e-9  # seconds until a warp has multiplied 16 rows by 32 columns of K
-_ATOM = 1.3e-7  # seconds until a warpgroup has multiplied 64 rows by 128 columns of K
+# Seconds until a warpgroup has multiplied 64 rows by 128 columns of K: up to 64 columns, and 128.
+_ATOM, _WIDE_ATOM = 1.3e-7, 3.2e-7
 # Seconds of a multiprocessor for each element of a stage; of mma.sp for each column of b, too.
 _ELEMENT, _WGMMA_ELEMENT = 7.1e-12, 1.4e-11
 _PRODUCT = 2.8e-13
@@ -175,7 +180,8 @@ def _stage(config: Config, beside: int) -> float:
     elements, in_rings = config.m * config.k * beside, config.stages * config.blocks
     if config.wgmma:
         atoms = config.k / bricks.COLUMNS / parts  # of a warpgroup
-        return _WGMMA_LATENCY / in_rings + atoms * _ATOM + elements * _WGMMA_ELEMENT
+        atom = _WIDE_ATOM if config.n >= DEALING else _ATOM
+        return _WGMMA_LATENCY / in_rings + atoms * atom + elements * _WGMMA_ELEMENT
     steps = config.m // bricks.ROWS / rows * (config.k // 32 / parts)  # of a warp
     return _LATENCY / in_rings + steps * _STEP + elements * (_ELEMENT + config.n * _PRODUCT)
 

@@ -128,8 +128,8 @@ def test_blocks_fit_a_multiprocessor(bits, groups, capability):
 
 
 def test_wider_tiles_for_more_columns():
-    widths = [configs.choose(128, 4096, 128 * n, 4, 132, 90).n for n in (1, 4, 8, 16, 32, 64, 256)]
-    assert widths == [8, 8, 8, 32, 32, 64, 64]
+    widths = [configs.choose(128, 4096, 128 * n, 4, 132, 90).n for n in (1, 4, 8, 16, 32, 64, 128)]
+    assert widths == [8, 8, 8, 32, 32, 64, 128]
     few_tiles = configs.choose(8, 4096, 1, 4, 132, 90)
     assert few_tiles.k == 1024
 

@@ -87,13 +87,13 @@ inline void consume_groups(const Ring& ring, const Shape& s, char* shared, Group
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kAllThreads, BLOCKS)
+extern "C" __global__ void __launch_bounds__(kBlockThreads, BLOCKS)
 grouped_quantised(const char* bricks, const __grid_constant__ Dense b, Out::type* out, const __grid_constant__ Shape s,
                   const __grid_constant__ Grouping grouping, const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
     const Ring ring(shared_address(shared) + kBarriersAt);
     const GroupScheduler tiles(grouping, reinterpret_cast<int*>(shared + kTableAt));
-    const bool fetches = threadIdx.x >= kThreads;
+    const bool fetches = threadIdx.x / 32 == kThreads / 32;
     if (fetches && hopper::elected()) {
         ring.init();
         hopper::prefetch_map(b);
@@ -102,6 +102,11 @@ grouped_quantised(const char* bricks, const __grid_constant__ Dense b, Out::type
     let_next_start();
     wait_for_previous();
     tiles.lay_out();
-    if (!fetches) consume_groups(ring, s, shared, tiles, {out, s, p});
-    else if (hopper::elected()) Producer{bricks, {b, s}, s}.run(ring, shared_address(shared), tiles);
+    if (threadIdx.x < kThreads) {
+        if constexpr (kDealRegisters) hopper::take_registers<kConsumerRegisters>();
+        consume_groups(ring, s, shared, tiles, {out, s, p});
+    } else {
+        if constexpr (kDealRegisters) hopper::give_registers<kFetcherRegisters>();
+        if (fetches && hopper::elected()) Producer{bricks, {b, s}, s}.run(ring, shared_address(shared), tiles);
+    }
 }

@@ -80,13 +80,13 @@ struct Producer {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(kAllThreads, BLOCKS)
+extern "C" __global__ void __launch_bounds__(kBlockThreads, BLOCKS)
 sparse_quantised(const char* bricks, const __grid_constant__ Dense b, Out::type* out, int ahead,
                  const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
     const Ring ring(shared_address(shared) + kBarriersAt);
     const Producer producer{bricks, {b, s}, s};
-    const bool fetches = threadIdx.x >= kThreads;
+    const bool fetches = threadIdx.x / 32 == kThreads / 32;
     int begun = 0;  // stages of A that are on their way
     let_next_start();
     if (fetches && hopper::elected()) {
@@ -100,6 +100,11 @@ sparse_quantised(const char* bricks, const __grid_constant__ Dense b, Out::type*
     if (s.n < TILE_N) clear_b(shared);
     __syncthreads();
     wait_for_previous();
-    if (!fetches) consume(ring, s, shared, out, p);
-    else if (hopper::elected()) producer.run(ring, shared_address(shared), begun);
+    if (threadIdx.x < kThreads) {
+        if constexpr (kDealRegisters) hopper::take_registers<kConsumerRegisters>();
+        consume(ring, s, shared, out, p);
+    } else {
+        if constexpr (kDealRegisters) hopper::give_registers<kFetcherRegisters>();
+        if (fetches && hopper::elected()) producer.run(ring, shared_address(shared), begun);
+    }
 }

@@ -42,8 +42,8 @@ QUANTISED_KERNEL = "grouped_quantised"
 # time of moving each element once, and saves a part of the time of each product.  With SHORT_ROWS
 # columns half as many do, as products take a time for each row, too.  Of sweeps on an H200:
 # docs/benchmarks/log_grouped.rst, "4-bit experts".
-DEQUANTISING_PAYS = {4: 480, 8: 400}  # by bits
-SHORT_ROWS = 2000
+DEQUANTISING_PAYS = {4: 950, 8: 680}  # by bits
+SHORT_ROWS = 2900
 
 
 class Grouped(NamedTuple):

@@ -14,6 +14,9 @@
 #elif TILE_N == 64
 #define REGISTER_INPUTS "{%32, %33, %34, %35}, %36, %37"
 #define REGISTER_KEEP "%38"
+#elif TILE_N == 128
+#define REGISTER_INPUTS "{%64, %65, %66, %67}, %68, %69"
+#define REGISTER_KEEP "%70"
 #endif
 
 #define WGMMA_SP_REGISTERS(types)                                                                         \
