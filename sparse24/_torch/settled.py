@@ -61,5 +61,5 @@ def _are_of(found: _Known, values: Tensor, codes: Tensor) -> bool:
 
 def _versions(values: Tensor, codes: Tensor) -> tuple[int, int] | None:
     """How often each was written; None where torch does not count that."""
-    both = wholes.version(values), wholes.version(codes)
-    return None if None in both else both
+    of_values, of_codes = wholes.version(values), wholes.version(codes)
+    return None if of_values is None or of_codes is None else (of_values, of_codes)
