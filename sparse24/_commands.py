@@ -163,9 +163,7 @@ def _print_left_dense(record: dict, eligible: int, options) -> None:
         print(f"{count(unfit, 'eligible matrix', 'eligible matrices')} left dense, as more "
               f"than {n} of {m} elements are non-zero in some group")  # fmt: skip
     stacks = eligible - unfit - len(record["layers"])
-    if stacks and options.quantise is not None:
-        print(f"{count(stacks, 'array')} of three axes left dense, as --quantise takes matrices")
-    elif stacks:
+    if stacks:
         print(_of_stacks(stacks, "left dense", "--stacks", options.axis))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def check(recipe: Recipe, specs: Mapping[str, Spec], held: Mapping[str, int]) ->
     Parameters
     ----------
     specs
-        Of the eligible matrices.
+        Of the eligible matrices and stacks.
     held
         The bits of those that the checkpoint holds quantised.
     """
@@ -35,12 +35,7 @@ def check(recipe: Recipe, specs: Mapping[str, Spec], held: Mapping[str, int]) ->
             f"--quantise writes 2:4 matrices, got --pattern {'{}:{}'.format(*recipe.pattern)}; "
             "drop one of them"
         )
-    for name, (shape, dtype) in specs.items():
-        if len(shape) != 2:
-            raise ArgumentError(
-                f"{name} has {len(shape)} axes, and --quantise takes matrices; drop --stacks, or "
-                "leave it out with --exclude"
-            )
+    for name, (_, dtype) in specs.items():
         if _dtypes.lookup(dtype).name not in FLOATS:
             raise DTypeError(
                 f"{name} holds {dtype}, and --quantise takes {', '.join(FLOATS)}; leave it out "
@@ -62,20 +57,31 @@ def check(recipe: Recipe, specs: Mapping[str, Spec], held: Mapping[str, int]) ->
 def quantised(
     name: str, array: Sparse24Array, bits: int, inputs: np.ndarray | None = None
 ) -> Quantised24Array:
-    """A matrix of a checkpoint with elements rounded to integers times scales.
+    """A matrix or a stack of a checkpoint with elements rounded to integers times scales.
 
-    Where the inputs of its layer are known, so that outputs change least.
+    Where the inputs of its layer are known, so that outputs change least.  Those of experts are
+    the inputs of each of them, as in pruning.
     """
     method = "mse" if inputs is None else "gptq"
     try:
-        return s24.quantise(array, bits=bits, method=method, calibration=inputs)
+        seen = _of_each(inputs, array)
+        return s24.quantise(array, bits=bits, method=method, calibration=seen)
     except Sparse24Error as error:
         raise type(error)(f"{name}: {error}") from error
 
 
 def rounding_error(rounded: Quantised24Array, array: Sparse24Array) -> float:
     """What rounding changes, by the root of the sum of squares; as a share of that of `array`."""
-    exact = array.values.astype(np.float64)
-    whole = np.square(exact).sum()
-    lost = np.square(rounded.dequantise("float64").values - exact).sum()
+    lost = whole = 0.0
+    for one, matrix in [(rounded, array)] if array.ndim == 2 else zip(rounded, array, strict=True):
+        exact = matrix.values.astype(np.float64)  # of one matrix: a stack is large without that
+        whole += np.square(exact).sum()
+        lost += np.square(one.dequantise("float64").values - exact).sum()
     return math.sqrt(lost / whole) if whole else 0.0
+
+
+def _of_each(inputs: np.ndarray | None, array: Sparse24Array) -> Any:
+    """The inputs of a matrix, or for each matrix of a stack what is known of all of them."""
+    if inputs is None or array.ndim == 2:
+        return inputs
+    return [s24.Calibration(inputs)] * len(array)

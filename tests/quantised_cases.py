@@ -46,3 +46,10 @@ def near(got, want):
     error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     assert error <= 4 * ml_dtypes.finfo(want.dtype).eps * np.abs(want.astype(np.float64)).max()
+
+
+def assert_same(a, b):
+    """Quantised arrays of the same integers, codes and scales."""
+    assert (a.shape, a.dtype, a.bits, a.axis) == (b.shape, b.dtype, b.bits, b.axis)
+    for part in ("integers", "metadata", "scales"):
+        np.testing.assert_array_equal(getattr(a, part), getattr(b, part))

@@ -10,6 +10,7 @@ import pytest
 from cli_cases import run, saved
 from file_cases import FORMATS
 from marlin_cases import packed, quantised, weight
+from quantised_cases import assert_same
 from shard_cases import INDEX, SHARDS, sharded, write_index
 
 import sparse24 as s24
@@ -23,12 +24,6 @@ def marlin(layer, integers, scales, bits):
     """The parts of a matrix by name, as those of marlin-24."""
     parts = packed(integers, scales, bits)
     return {f"{layer}.{part}": x for part, x in zip(PARTS, parts, strict=True)}
-
-
-def assert_same(a, b):
-    assert (a.shape, a.dtype, a.bits, a.axis) == (b.shape, b.dtype, b.bits, b.axis)
-    for part in ("integers", "metadata", "scales"):
-        np.testing.assert_array_equal(getattr(a, part), getattr(b, part))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -198,7 +193,7 @@ def test_matrices_packed_by_masks_are_quantised(tmp_path, capsys):
     ("options", "message"),
     [
         (["--pattern", "4:8"], "--quantise writes 2:4 matrices, got --pattern 4:8; drop one of"),
-        (["--stacks"], "experts has 3 axes, and --quantise takes matrices; drop --stacks"),
+        (["--stacks", "--exclude", "eighth"], "experts holds int8, and --quantise takes float16, "),
         ([], "eighth holds int8, and --quantise takes float16, .*; leave it out with --include"),
         (["--exclude", "eighth"], "up.weight is quantised to 8 bits already, got --quantise 4; "
          "name --quantise 8, or leave it out with"),
@@ -207,7 +202,7 @@ def test_matrices_packed_by_masks_are_quantised(tmp_path, capsys):
 def test_what_cannot_be_is_found_before_the_work(
     options, message, arrays, tmp_path, capsys, monkeypatch
 ):
-    arrays["experts"] = np.ones((2, 64, 64), np.float32)
+    arrays["experts"] = np.ones((2, 64, 64), np.int8)
     arrays["eighth"] = np.ones((64, 64), np.int8)
     source = saved({**arrays, **marlin("up", *quantised(64, 128, 8, 1), 8)}, tmp_path)
     monkeypatch.setattr(_checkpoint, "compress_layer", None)
@@ -260,12 +255,6 @@ def test_a_file_that_is_compressed_already_is_only_made_dense(checkpoint, tmp_pa
     assert "is compressed already; name the dense file that it was made from" in error
     error = run(capsys, "convert", packed_file, out, "--quantise", 4, "--dense", code=1)
     assert "makes all of it dense again without pruning; drop --quantise" in error
-
-
-def test_stacks_are_said_to_stay_dense(arrays, tmp_path, capsys):
-    arrays["experts"] = np.ones((2, 64, 64), np.float32)
-    text = run(capsys, "convert", saved(arrays, tmp_path), tmp_path / "o.npz", "--quantise", 4)
-    assert text.splitlines()[-1] == "1 array of three axes left dense, as --quantise takes matrices"
 
 
 @pytest.mark.parametrize("bits", ["3", "four", "16"])

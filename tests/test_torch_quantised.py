@@ -166,6 +166,17 @@ def test_products_on_the_cpu_keep_what_they_dequantise(backend, dequantisations,
         assert dequantisations == ["float32"] * 2
 
 
+@pytest.mark.parametrize("part", [lambda a: a[16:], lambda a: a[16:][16:], lambda a: a.t()[:, 16:]])
+def test_rows_multiply_by_what_is_written_to_the_whole(part):
+    weight, (other, dense) = packed()[0].clone(), packed()
+    rows, x = part(weight), torch.randn(MANY, K)
+    rows = rows if rows.shape[1] == K else rows.t()
+    x @ rows.T
+    weight.copy_(other)
+    want = part(dense)
+    close(x @ rows.T, x @ (want if want.shape[1] == K else want.t()).T)
+
+
 def test_nothing_is_kept_of_inference_tensors(dequantisations):
     x = torch.randn(MANY, K)
     with torch.inference_mode():

@@ -32,7 +32,7 @@ def pin(a: PackedMatrix, *_: Any) -> PackedMatrix:
 
 def refuse_lent(to: PackedMatrix) -> None:
     """Refuse to write to a matrix whose memory is that of others, too."""
-    if to.lent or to.ndim > 2:
+    if to.lent or (to.ndim > 2 and not to.stacked):
         raise UnsupportedError(
             "nothing is copied into a part or an expansion of a Sparse24Tensor, or into what was "
             "made of an array, which have no memory of their own to write; copy into the whole "
@@ -65,8 +65,9 @@ def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _axes(a: PackedMatrix) -> set[int]:
-    """Along which a matrix is packed."""
-    return {0, 1} if len(a.parts) == 4 else {0 if a.turned else 1}
+    """Along which a matrix is packed, or those of a stack."""
+    rows, columns = a.ndim - 2, a.ndim - 1
+    return {rows, columns} if len(a.parts) == 4 else {rows if a.turned else columns}
 
 
 def _shown(a: PackedMatrix) -> str:

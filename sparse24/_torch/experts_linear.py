@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from sparse24._errors import UnsupportedError
+from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._torch.check import check_experts
 from sparse24._torch.experts_autograd import DenseExpertsProduct, SparseExpertsProduct
 from sparse24._torch.finish import check_halves, checked_finish, finished
+from sparse24._torch.grouped_ops import grouped_dense
 from sparse24._torch.linear import autocast, masked
-from sparse24._torch.transforms import differentiable
+from sparse24._torch.matrix import PackedMatrix
+from sparse24._torch.transforms import differentiable, refuse_transforms
 from sparse24._train_rule import Rule, checked_rule
 
 
@@ -36,7 +39,9 @@ def grouped_linear(
     x : Tensor, shape (t, k)
         Tokens, sorted by expert; float16, bfloat16, float32 or float64.
     weight : Tensor, shape (e, m, k)
-        A matrix for each of e experts; of these types, too.
+        A matrix for each of e experts; of these types, too.  A `Quantised24Tensor` is not pruned
+        again, and multiplies as in `sparse24.grouped_linear`; it takes no `mask`, and none of
+        `gradient`, `transposable` and `decay`.
     bias : Tensor, shape (e, m), optional
     offsets : Tensor or list of integers, shape (e + 1,)
         Tokens ``offsets[i]`` to ``offsets[i + 1]`` belong to expert i, which may have none.  The
@@ -79,6 +84,7 @@ def grouped_linear(
     See Also
     --------
     sparse24.grouped_linear : For weights that are compressed already; without gradients.
+    Quantised24Tensor : Weights of 4 or 8 bits, for inference and for tokens that learn.
 
     Notes
     -----
@@ -87,6 +93,9 @@ def grouped_linear(
     of 8.  These read offsets on the GPU by themselves, and nothing waits.  Whatever else runs
     expert by expert: other types, sizes and GPUs.  For that, offsets on the GPU are copied to the
     host, which waits for the device; offsets on the host make nothing wait.
+
+    With a `Quantised24Tensor` and no gradients, activation and gate are part of the product, and
+    are applied before it is rounded.  The gradient of x is a dense product.
 
     Offsets on the host are validated.  On the GPU they are not where nothing waits: those that do
     not split the tokens give undefined results and gradients, or a failed assertion of torch.
@@ -108,8 +117,33 @@ def grouped_linear(
     if gated:
         check_halves(weight)
     x, weight, bias = autocast(x, weight, bias)
+    if isinstance(weight, PackedMatrix):
+        _refuse_training(mask, rule)
+        return _packed_linear(x, weight, bias, offsets, activation, gated)
     y = differentiable(SparseExpertsProduct, x, weight, bias, offsets, mask, rule)
     return finished(y, activation, gated)
+
+
+def _packed_linear(
+    x: Tensor, weight: PackedMatrix, bias: Tensor | None, offsets: Tensor,
+    activation: str | None, gated: bool,
+) -> Tensor:  # fmt: skip
+    """`grouped_linear` of a weight that is packed already; without gradients in one product."""
+    learns = any(t is not None and t.requires_grad for t in (x, weight, bias))
+    if learns and torch.is_grad_enabled():
+        y = differentiable(DenseExpertsProduct, x, weight, bias, offsets)
+        return finished(y, activation, gated)
+    refuse_transforms(x, weight, bias)
+    return grouped_dense(x, weight, bias, offsets, activation, gated)
+
+
+def _refuse_training(mask: Tensor | None, rule: Rule) -> None:
+    """Options of weights that are pruned at each call."""
+    if mask is not None or rule.gradient != "ste" or rule.transposable or rule.decay:
+        raise ArgumentError(
+            "mask, gradient, transposable and decay are of dense weights, which are pruned at each "
+            "call, and weight is packed already; drop them"
+        )
 
 
 def masked_grouped_linear(

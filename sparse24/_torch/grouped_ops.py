@@ -13,6 +13,7 @@ from torch import Tensor
 from sparse24._grouped_matmul import linear_of_experts
 from sparse24._torch import grouped_mm as dense
 from sparse24._torch import ops
+from sparse24._torch.finish import finished
 from sparse24._torch.operators import meaning_for_tracing, operator
 from sparse24._torch.parts import in_type, unpack, without_autocast
 
@@ -48,17 +49,29 @@ def _(parts, m, k, x, bias, offsets, turned, activation, gated):
 
 
 @operator
-def grouped_dense(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> Tensor:
-    """``x[i0:i1] @ weight[i].T + bias[i]`` for a dense weight (e, m, k), in their common type."""
+def grouped_dense(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    activation: str | None = None,
+    gated: bool = False,
+) -> Tensor:
+    """``finished(x[i0:i1] @ weight[i].T + bias[i])`` for a dense weight (e, m, k).
+
+    In the common type of both.  `Quantised24Tensor` has a rule for it.
+    """
     common = _common(x, weight)
     with without_autocast(x):
         y = dense.products(in_type(x, common), in_type(weight, common).mT, offsets)
-        return y if bias is None else dense.add_rows(y, bias, offsets)
+        y = y if bias is None else dense.add_rows(y, bias, offsets)
+        return finished(y, activation, gated)
 
 
 @meaning_for_tracing("grouped_dense")
-def _(x, weight, bias, offsets):
-    return x.new_empty((x.shape[0], weight.shape[1]), dtype=_common(x, weight))
+def _(x, weight, bias, offsets, activation=None, gated=False):
+    rows = weight.shape[1] // 2 if gated else weight.shape[1]
+    return x.new_empty((x.shape[0], rows), dtype=_common(x, weight))
 
 
 @operator

@@ -16,8 +16,7 @@ from sparse24._torch.views import view
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """A stack times one matrix at every place is a single product."""
-    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
-        raise ShapeError(f"bmm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    check_bmm(a, b)
     (count, m, k), n = a.shape, b.shape[2]
     if isinstance(b, PackedMatrix):
         rows = a if isinstance(a, PackedMatrix) else a.reshape(count * m, k)
@@ -26,12 +25,22 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return mm(view(a, [m, k]), columns).view(m, count, n).permute(1, 0, 2)
 
 
-def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    refuse_onnx()
+def check_bmm(a: Tensor, b: Tensor) -> None:
+    _refuse_two(a, b)
+    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise ShapeError(f"bmm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+
+
+def _refuse_two(a: Tensor, b: Tensor) -> None:
     if isinstance(a, PackedMatrix) and isinstance(b, PackedMatrix):
         raise UnsupportedError(
             "two Sparse24Tensors cannot be multiplied; call .to_dense() on one of them"
         )
+
+
+def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    refuse_onnx()
+    _refuse_two(a, b)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         way_out = if_transposed(a.shape, b.shape) if a.ndim == b.ndim == 2 else ""
         raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit{way_out}")

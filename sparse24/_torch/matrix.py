@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse24 import _spec
 from sparse24._errors import ShapeError, UnsupportedError
-from sparse24._torch import ops
+from sparse24._torch import ops, wholes
 from sparse24._torch.check import refuse_onnx
 
 
@@ -19,9 +19,9 @@ class PackedMatrix(Tensor):
     Parameters
     ----------
     parts : list of Tensor
-        Those of `ops.pack`, of one matrix (m, k).
+        Those of `ops.pack`, of one matrix (m, k); of a stack of them, where `stacked`.
     shape : tuple of int
-        (m, k), or (k, m) where `turned`; axes before these are those of ``expand``.
+        (m, k), or (k, m) where `turned`; axes before these are those of ``expand`` or of a stack.
     turned : bool
         True: the tensor is the transpose of what the parts hold.
     dtype : torch.dtype, optional
@@ -36,9 +36,12 @@ class PackedMatrix(Tensor):
         of an array.
     bits : int
         Of an integer of a quantised matrix; 0 where elements are stored as they are.
+    stacked : bool
+        True where the parts are those of a matrix for each place of the first axis.
     """
 
     bits = 0
+    stacked = False
 
     @staticmethod
     def __new__(
@@ -74,17 +77,17 @@ class PackedMatrix(Tensor):
 
     @property
     def stored_shape(self) -> tuple[int, int]:
-        """Shape of the packed matrix."""
+        """Shape of the packed matrix, or of each one."""
         m, k = self.shape[-2:]
         return (k, m) if self.turned else (m, k)
 
     def whole(self) -> Tensor:
         """With its zeros; belongs to no graph."""
         stored = self.stored_dense()
-        return (stored.t() if self.turned else stored).expand(self.shape)
+        return (stored.mT if self.turned else stored).expand(self.shape)
 
     def stored_dense(self) -> Tensor:
-        """The packed matrix with its zeros."""
+        """What is packed with its zeros."""
         return ops.dense(self.parts, *self.stored_shape)
 
     def times(self, dense: Tensor, bias: Tensor | None, form: str) -> Tensor:
@@ -102,6 +105,10 @@ class PackedMatrix(Tensor):
         if len(self.parts) == 4:  # not by the best tiles: beside an infinity all are equally good
             packed += ops.pack(stored.t().contiguous(), None, False)
         return self.like(packed, self.shape, self.turned)
+
+    def matrix(self, number: int):
+        """A matrix of a stack; shares its memory."""
+        return self.seen(self.shape[1:], self.turned, [part[number] for part in self.parts])
 
     def part(self, axis: int, start: int, stop: int):
         """Rows, or whole groups of columns; of a transposable matrix its rows of either axis."""
@@ -131,9 +138,17 @@ class PackedMatrix(Tensor):
         view = self.like(self.parts if parts is None else parts, shape, turned)
         view.lent = self.lent or parts is not None
         view._copied_of = self._copied_of
-        if parts is not None and not _memory(parts) <= _memory(self._parts):
-            whole = [part for part in self._parts if not part.is_inference()]  # torch counts not
-            view._copied_of += tuple((weakref.ref(part), part._version) for part in whole)
+        if parts is None:
+            return view
+        own = {memory: part for part in self._parts for memory in _memory([part])}
+        for part in parts:
+            (memory,) = _memory([part])
+            if memory in own:
+                wholes.note(part, own[memory])
+        if not _memory(parts) <= own.keys():
+            counted = [part for part in self._parts if wholes.version(part) is not None]
+            sources = [wholes.whole_of(part) for part in counted]
+            view._copied_of += tuple((weakref.ref(part), part._version) for part in sources)
         return view
 
 

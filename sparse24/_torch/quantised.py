@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._quantised import FLOATS
-from sparse24._torch import quantised_ops
+from sparse24._torch import quantised_experts, quantised_ops
 from sparse24._torch.tensor import COMMON_RULES, Sparse24Tensor
 from sparse24.formats.quantised import Quantised24Array
 from sparse24.kernels import bricks as layout
@@ -18,7 +19,7 @@ _TYPES = tuple(getattr(torch, name) for name in FLOATS)
 
 
 class Quantised24Tensor(Sparse24Tensor):
-    """A quantised 2:4 matrix that takes part in products as a `Sparse24Tensor` does.
+    """A quantised 2:4 matrix, or a stack, that takes part in products as a `Sparse24Tensor` does.
 
     Made by `to_sparse_semi_structured` of a `Quantised24Array`, which says in which products its
     elements are not rounded.  As the weight of a `torch.nn.Linear` it takes 3.25 or 5.25 bits an
@@ -28,6 +29,11 @@ class Quantised24Tensor(Sparse24Tensor):
     elements for.  Integers and scales stay as they are, and the new tensor shares their memory.
     ``a[i:j]`` and ``a.split(n)`` give parts at multiples of 16 rows and of 128 columns; rows share
     their memory.  Arithmetic raises, as it would round again; use `to_dense` first.
+
+    A stack (e, m, k) holds the weights of experts.  ``a[i]``, ``a[i:j]`` and ``a.unbind()`` share
+    its memory.  It multiplies in `grouped_linear`, in ``torch.nn.functional.grouped_mm(x, a.mT,
+    offs=ends)`` for tokens (t, k), of which the last end is t, and in ``x @ a.mT`` for (e, t, k).
+    In x these have gradients.  By ``a``, across the groups, products are dense.
 
     On the CPU a product that dequantises the matrix keeps the result with the integers, unless
     these were made in inference mode: then each such product dequantises them.
@@ -50,11 +56,15 @@ class Quantised24Tensor(Sparse24Tensor):
     torch.Size([3, 64])
     """
 
-    _rules = COMMON_RULES
+    _rules: ClassVar[dict[Any, Callable[..., Any]]] = {**COMMON_RULES, **quantised_experts.RULES}
 
     @property
     def bits(self) -> int:  # type: ignore[override]
         return quantised_ops.bits_of(self.parts[0])
+
+    @property
+    def stacked(self) -> bool:  # type: ignore[override]
+        return self._parts[0].ndim > quantised_ops.AXES
 
     def _stored_array(self) -> Quantised24Array:
         record = quantised_ops.record_of(self.parts[0], *self.stored_shape, self.dtype)
@@ -96,8 +106,15 @@ class Quantised24Tensor(Sparse24Tensor):
         return made
 
     def part(self, axis: int, start: int, stop: int) -> Quantised24Tensor:
-        """Whole blocks of rows and columns that share codes and scales in memory."""
-        of_rows = axis == (1 if self.turned else 0)
+        """Matrices of a stack, or whole blocks of rows or of columns.
+
+        Where they lie together in memory they share it.
+        """
+        if axis < self.ndim - 2:
+            return self.seen(
+                (stop - start, *self.shape[1:]), self.turned, [self.parts[0][start:stop]]
+            )
+        of_rows = axis == self.ndim - (1 if self.turned else 2)
         block = layout.ROWS if of_rows else layout.COLUMNS
         whole = self.shape[axis]
         if start < stop and (start % block or (stop % block and stop != whole)):
@@ -110,5 +127,5 @@ class Quantised24Tensor(Sparse24Tensor):
         shape[axis] = stop - start
         first = start // block
         blocks = slice(first, -(-stop // block) if start < stop else first)
-        cut = bricks[blocks] if of_rows else bricks[:, blocks].contiguous()
-        return self.seen(shape, self.turned, [cut])
+        cut = bricks[..., blocks, :, :] if of_rows else bricks[..., blocks, :]
+        return self.seen(shape, self.turned, [cut.contiguous()])

@@ -14,11 +14,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sparse24 import _foreign, _foreign_streams, _quantised, _storage
 from sparse24._records import Compressed24, Operand24
+from sparse24._torch import wholes
 from sparse24._torch.factors import TURNED, Factor, empty_product, times
 from sparse24._torch.operators import meaning_for_tracing, operator
 from sparse24._torch.parts import named, typed
+from sparse24.formats.quantised import Quantised24Array
 from sparse24.kernels import bricks as layout
 
+AXES = 3  # of the bricks of a matrix: blocks of rows, of columns, bytes
 _BITS = {layout.size(bits): bits for bits in layout.BITS}
 
 
@@ -28,31 +31,52 @@ def bits_of(bricks: Tensor) -> int:
 
 
 def record_of(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Compressed24:
-    """The record of a matrix (m, k); nothing is copied."""
+    """The record of a matrix (m, k), or of a stack; nothing is copied."""
     stored = _foreign.view_of(bricks)
-    return _quantised.with_bricks(stored, (m, k), bits_of(bricks), named(dtype))
+    shape = (*stored.shape[:-AXES], m, k)
+    return _quantised.with_bricks(stored, shape, bits_of(bricks), named(dtype))
 
 
 class _Kept(NamedTuple):
     facts: tuple  # the shape, the type, and how often the bricks were written
-    record: Compressed24
+    array: Quantised24Array
 
 
-_kept = WeakIdKeyDictionary()  # bricks on the CPU: `_Kept` of the latest product
+# By bricks and, of the matrices of a stack, by their places in it: `_Kept` of the latest product.
+_kept = WeakIdKeyDictionary()
+_WHOLE = -1  # the place of bricks that are no part
 
 
-def _multiplied_record(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Compressed24:
-    """The record for a product, which on the CPU keeps what the product dequantises.
+def multiplied(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Quantised24Array:
+    """The array for a product: kept, and with it what products prepare, on the CPU dequantised.
 
     Not of inference tensors, whose writes torch does not count.
     """
-    if bricks.is_cuda or bricks.is_inference():
-        return record_of(bricks, m, k, dtype)
-    facts = (m, k, dtype, bricks._version)
-    known = _kept.get(bricks)
+    version = wholes.version(bricks)
+    if version is None:
+        return _array_of(bricks, m, k, dtype)
+    whole, place = _place_of(bricks)
+    facts = (m, k, dtype, version)
+    of_whole = _kept.setdefault(whole, {})
+    known = of_whole.get(place)
     if known is None or known.facts != facts:
-        known = _kept[bricks] = _Kept(facts, record_of(bricks, m, k, dtype))
-    return known.record
+        known = of_whole[place] = _Kept(facts, _array_of(bricks, m, k, dtype))
+    return known.array
+
+
+def _place_of(bricks: Tensor) -> tuple[Tensor, int]:
+    """A stack and the place of a matrix in it; other bricks themselves.
+
+    ``a[i]`` makes another tensor each time, of which the stack keeps what was prepared.
+    """
+    stack = wholes.whole_of(bricks)
+    if stack.shape[1:] != bricks.shape:
+        return bricks, _WHOLE
+    return stack, bricks.storage_offset()
+
+
+def _array_of(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Quantised24Array:
+    return Quantised24Array._of(record_of(bricks, m, k, dtype))
 
 
 @operator
@@ -64,12 +88,11 @@ def quantised_product(
     turned = form in TURNED
 
     def operand() -> Operand24:
-        record = _multiplied_record(bricks, m, k, dtype)
-        a = Operand24(record, None, None, (m, k), record.dtype)
+        a = (_array_of if bricks.is_cuda else multiplied)(bricks, m, k, dtype)._operand
         return a.transposed() if turned else a
 
     stored = [] if turned else [bricks, bricks]
-    whole = lambda wanted: _dense(bricks, m, k, wanted)  # noqa: E731
+    whole = lambda wanted: with_zeros(bricks, m, k, wanted)  # noqa: E731
     return times(Factor(m, k, dtype, stored, operand, whole), dense, bias, form)
 
 
@@ -80,11 +103,12 @@ def _(bricks, m, k, dtype, dense, bias, form):
 
 @operator
 def dequantised(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Tensor:
-    """The quantised matrix with its zeros, its elements rounded to the type."""
-    return _dense(bricks, m, k, dtype)
+    """Quantised matrices (..., m, k) with their zeros, the elements rounded to the type."""
+    return with_zeros(bricks, m, k, dtype)
 
 
-def _dense(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Tensor:
+def with_zeros(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Tensor:
+    """`dequantised`, from within an operator."""
     with _foreign_streams.stream_of(bricks):
         record = _quantised.dequantised(record_of(bricks, m, k, dtype), named(dtype))
         return typed(_storage.decompress(record), dtype)
@@ -92,4 +116,4 @@ def _dense(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Tensor:
 
 @meaning_for_tracing("dequantised")
 def _(bricks, m, k, dtype):
-    return bricks.new_empty((m, k), dtype=dtype)
+    return bricks.new_empty((*bricks.shape[:-AXES], m, k), dtype=dtype)

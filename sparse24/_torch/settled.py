@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sparse24 import _foreign_streams
 from sparse24._settled import MADE_ANEW, Making
+from sparse24._torch import wholes
 
 
 class _Known(NamedTuple):
@@ -59,7 +60,6 @@ def _are_of(found: _Known, values: Tensor, codes: Tensor) -> bool:
 
 
 def _versions(values: Tensor, codes: Tensor) -> tuple[int, int] | None:
-    """How often each was written; None of inference tensors, for which torch does not count."""
-    if values.is_inference() or codes.is_inference():
-        return None
-    return values._version, codes._version
+    """How often each was written; None where torch does not count that."""
+    of_values, of_codes = wholes.version(values), wholes.version(codes)
+    return None if of_values is None or of_codes is None else (of_values, of_codes)

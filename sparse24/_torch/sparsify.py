@@ -85,6 +85,7 @@ def to_sparse_semi_structured(
     Parameters
     ----------
     original_tensor : Tensor, Sparse24Array or Quantised24Array, shape (m, k)
+        A `Quantised24Array` may also be a stack (e, m, k), the weights of experts.
         Of an array that is compressed already, such as one of a file, the memory is shared, and
         nothing is copied into the tensor: for that pass its ``.clone()`` on.
     transposed : bool
@@ -93,7 +94,7 @@ def to_sparse_semi_structured(
     Returns
     -------
     Sparse24Tensor, shape (m, k)
-        A `Quantised24Tensor` of a `Quantised24Array`.
+        A `Quantised24Tensor`, shape (m, k) or (e, m, k), of a `Quantised24Array`.
 
     Raises
     ------

@@ -24,13 +24,14 @@ Orientations = tuple[tuple[Tensor, Tensor], ...]  # (values, codes) of the matri
 
 
 def tensor_of(array: Sparse24Array | Quantised24Array) -> Sparse24Tensor:
-    """The matrix with the orientation that it stores; shares its memory."""
-    if array.ndim != 2:
+    """The matrix, or stack, with the orientation that it stores; shares its memory."""
+    if array.ndim != 2 and not (isinstance(array, Quantised24Array) and array.ndim == 3):
         raise ShapeError(
-            f"original_tensor must be a matrix, got shape {array.shape}; give A[i] for each i"
+            "original_tensor must be a matrix, or if it is quantised a stack (e, m, k), got shape "
+            f"{array.shape}; give A[i] for each i"
         )
     if array.axis != -1:
-        return tensor_of(array.T).t()
+        return tensor_of(array.mT).mT
     record = array._operand.stored
     with _foreign_streams.stream_of(record.values):
         if isinstance(array, Quantised24Array):
@@ -102,28 +103,33 @@ def restored_quantised(
     learns: bool,
     parameter: bool,
 ) -> Sparse24Tensor:
-    """As `restored`, of what a `Quantised24Tensor` has saved."""
-    bricks = bricks if bricks.is_meta else _checked_bricks(bricks, shape, dtype)
+    """As `restored`, of what a `Quantised24Tensor` has saved; `lead` may be that of a stack."""
+    bricks = bricks if bricks.is_meta else _checked_bricks(bricks, shape, dtype, lead)
     seen = _check.sizes((*lead, *(shape[::-1] if turned else shape)), argument="shape")
     a = Quantised24Tensor([bricks], seen, turned=bool(turned), dtype=dtype)
     return torch.nn.Parameter(a, learns) if parameter else a.requires_grad_(learns)
 
 
-def _checked_bricks(bricks: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+def _checked_bricks(
+    bricks: Tensor, shape: tuple[int, int], dtype: torch.dtype, lead: tuple[int, ...]
+) -> Tensor:
     m, k = shape
     wanted = [(*layout.counts(m, k), layout.size(bits)) for bits in layout.BITS]
-    if bricks.dtype != torch.uint8 or bricks.shape not in wanted:
+    stack = bricks.shape[: -quantised_ops.AXES]
+    whole = not stack or (len(stack) == 1 and stack == tuple(lead))
+    if bricks.dtype != torch.uint8 or bricks.shape[len(stack) :] not in wanted or not whole:
         raise FormatError(
             f"a quantised matrix {tuple(shape)} is stored as uint8 of shape {wanted[0]} or "
-            f"{wanted[1]}, got {bricks.dtype} {tuple(bricks.shape)}; the data are damaged"
+            f"{wanted[1]}, a stack of them {tuple(lead)} with as many more, got {bricks.dtype} "
+            f"{tuple(bricks.shape)}; the data are damaged"
         )
     record = quantised_ops.record_of(bricks.cpu().contiguous(), m, k, dtype)
     parts = _quantised.parts_of(record)
-    convert.from_parts(parts.integers, parts.metadata, (m, k))
+    convert.from_parts(parts.integers, parts.metadata, record.shape)
     if m % layout.ROWS == 0 == k % layout.COLUMNS:
         return bricks.contiguous()
-    whole = _quantised.record_of(parts, (m, k), record.quantised, record.dtype)
-    return _foreign.to_torch(whole.values).to(bricks.device)  # with zeros around the matrix
+    packed = _quantised.record_of(parts, record.shape, record.quantised, record.dtype)
+    return _foreign.to_torch(packed.values).to(bricks.device)  # with zeros around each matrix
 
 
 restored.__module__ = "sparse24.torch"  # by which files name it

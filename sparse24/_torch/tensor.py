@@ -70,7 +70,7 @@ class Sparse24Tensor(PackedMatrix):
         return dense if dtype is None else dense.to(dtype)
 
     def to_array(self) -> Sparse24Array | Quantised24Array:
-        """The matrix as an array of sparse24, to save or to multiply without torch.
+        """The matrix, or stack, as an array of sparse24, to save or to multiply without torch.
 
         Shares the memory of this tensor, into which nothing may then be copied as long as the array
         is in use; has no gradient.
@@ -80,13 +80,13 @@ class Sparse24Tensor(PackedMatrix):
                 "to_array takes a matrix with memory, got one on the device 'meta'; load its "
                 "elements first, as by load_state_dict with assign=True"
             )
-        if self.ndim != 2:
+        if self.ndim != 2 and not self.stacked:
             raise ShapeError(
                 f"to_array takes a matrix, got shape {tuple(self.shape)}; call it before expand"
             )
         with _foreign_streams.stream_of(self.parts[0]):
             stored = self._stored_array()
-            return stored.T if self.turned else stored
+            return stored.mT if self.turned else stored
 
     def _stored_array(self) -> Sparse24Array | Quantised24Array:
         return unpack(self.parts, *self.stored_shape)
@@ -242,6 +242,8 @@ COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     _aten.permute.default: torch_views.permute,
     _aten.expand.default: torch_views.repeat,
     _aten.view.default: torch_views.view,
+    _aten.select.int: torch_views.select,
+    _aten.unbind.int: torch_views.unbind,
     _aten.slice.Tensor: torch_views.cut,
     _aten.split.Tensor: torch_views.split,
     _aten.split_with_sizes.default: torch_views.split_in,

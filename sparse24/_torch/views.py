@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sparse24._errors import ShapeError
+from sparse24._errors import OutOfRangeError, ShapeError
 from sparse24._torch.matrix import PackedMatrix, undefined
 
 _aten = torch.ops.aten
@@ -61,18 +61,40 @@ def repeat(a: PackedMatrix, shape: list[int], **_: Any) -> PackedMatrix:
 
 
 def view(a: PackedMatrix, shape: list[int], *, function=_aten.view.default) -> PackedMatrix:
-    """Of other leading axes, which all lead to the one matrix."""
+    """Of other leading axes, which all lead to the one matrix; a stack has its own alone."""
     if len(shape) < 2 or tuple(shape[-2:]) != tuple(a.shape[-2:]) or -1 in shape:
+        raise undefined(function)
+    if a.stacked and tuple(shape) != tuple(a.shape):
         raise undefined(function)
     return a.seen(shape, a.turned)
 
 
-def cut(a: PackedMatrix, axis: int = 0, start=None, stop=None, step: int = 1) -> PackedMatrix:
-    """Rows or columns."""
+def select(a: PackedMatrix, axis: int, number: int) -> PackedMatrix:
+    """A matrix of a stack."""
     _check_axes(a, [axis])
-    if a.ndim != 2 or step != 1:
+    if not a.stacked or axis % a.ndim:
+        raise undefined(_aten.select.int)
+    if not -a.shape[0] <= number < a.shape[0]:
+        raise OutOfRangeError(
+            f"{number} is out of range for the {a.shape[0]} matrices of a Sparse24Tensor of shape "
+            f"{tuple(a.shape)}; numbers are {-a.shape[0]} to {a.shape[0] - 1}"
+        )
+    return a.matrix(number)
+
+
+def unbind(a: PackedMatrix, axis: int = 0) -> list[PackedMatrix]:
+    _check_axes(a, [axis])
+    if not a.stacked or axis % a.ndim:
+        raise undefined(_aten.unbind.int)
+    return [a.matrix(number) for number in range(a.shape[0])]
+
+
+def cut(a: PackedMatrix, axis: int = 0, start=None, stop=None, step: int = 1) -> PackedMatrix:
+    """Rows or columns, or some matrices of a stack."""
+    _check_axes(a, [axis])
+    if (a.ndim != 2 and not a.stacked) or step != 1:
         raise undefined(_aten.slice.Tensor)
-    axis %= 2
+    axis %= a.ndim
     start, stop, _ = slice(start, stop).indices(a.shape[axis])
     return a.part(axis, start, max(start, stop))
 

@@ -1,0 +1,117 @@
+"""Products of the matrices of a `Quantised24Tensor` with the tokens of experts.
+
+torch's own grouped product, and ours, come here where the weight is a stack of quantised matrices.
+Tokens are rows, sorted by expert, as in `_torch.grouped_ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse24._errors import DTypeError, UnsupportedError
+from sparse24._grouped_matmul import linear_of_experts
+from sparse24._torch import grouped_ops, quantised_ops
+from sparse24._torch import matmul as torch_matmul
+from sparse24._torch.check import check_experts, refuse_onnx
+from sparse24._torch.matrix import PackedMatrix, undefined
+from sparse24._torch.operators import meaning_for_tracing, operator
+
+_aten = torch.ops.aten
+
+
+@operator
+def quantised_experts(
+    bricks: Tensor,
+    m: int,
+    k: int,
+    dtype: torch.dtype,
+    x: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    turned: bool,
+    activation: str | None,
+    gated: bool,
+) -> Tensor:
+    """``finished(x[i0:i1] @ A[i].T + bias[i])`` with quantised matrices A (e, m, k).
+
+    With `turned` their transposes are in their place; such a product is dense.
+    """
+    if turned:
+        whole = quantised_ops.with_zeros(bricks, m, k, torch.promote_types(x.dtype, dtype))
+        return grouped_ops.grouped_dense(x, whole.mT, bias, offsets, activation, gated)
+    weight = quantised_ops.multiplied(bricks, m, k, dtype)
+    return linear_of_experts(x, weight, bias, offsets, activation, gated=gated)
+
+
+@meaning_for_tracing("quantised_experts")
+def _(bricks, m, k, dtype, x, bias, offsets, turned, activation, gated):
+    rows = k if turned else m
+    common = torch.promote_types(x.dtype, dtype)
+    return x.new_empty((x.shape[0], rows // 2 if gated else rows), dtype=common)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor,
+    activation: str | None = None, gated: bool = False,
+) -> Tensor:  # fmt: skip
+    """`grouped_ops.grouped_dense` of a quantised stack."""
+    refuse_onnx()
+    if isinstance(x, PackedMatrix) or not isinstance(weight, PackedMatrix) or not weight.stacked:
+        raise undefined(grouped_ops.grouped_dense)
+    (bricks,), facts = weight.parts, (*weight.stored_shape, weight.dtype)
+    how = bias, offsets, weight.turned, activation, gated
+    return quantised_experts(bricks, *facts, x, *how)
+
+
+def grouped_mm(
+    x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """``x[i0:i1] @ weight[i]``, where `offs` says at which token those of each expert end.
+
+    Without it x is a stack, too, as in torch's own.
+    """
+    if offs is None:
+        y = bmm(x, weight)
+    elif bias is not None:
+        raise UnsupportedError(
+            "a grouped product with a Quantised24Tensor has no bias=, as torch's own has none; use "
+            "sparse24.torch.grouped_linear, which adds one"
+        )
+    else:
+        of_rows, starts = weight.mT, torch.nn.functional.pad(offs, (1, 0))
+        y = linear(x, of_rows, None, check_experts(x, of_rows, None, None, starts))
+    if out_dtype not in (None, y.dtype):
+        raise DTypeError(
+            f"a grouped product with a Quantised24Tensor is of {y.dtype}, the common type of its "
+            f"operands, got out_dtype={out_dtype}; convert the product"
+        )
+    return y
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """``a[i] @ b[i]`` for each i: where one is a quantised stack, the product of experts that have
+    as many tokens each.
+    """
+    torch_matmul.check_bmm(a, b)
+    if isinstance(a, PackedMatrix) and a.stacked:
+        return bmm(b.mT, a.mT).mT
+    if not isinstance(b, PackedMatrix) or not b.stacked:
+        return torch_matmul.bmm(a, b)
+    experts, each, k = a.shape
+    offsets = torch.arange(experts + 1, device=a.device) * each
+    of_rows = b.mT
+    x = a.reshape(experts * each, k)
+    y = linear(x, of_rows, None, check_experts(x, of_rows, None, None, offsets))
+    return y.view(experts, each, b.shape[2])
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    _aten.bmm.default: bmm,
+    _aten._grouped_mm.default: grouped_mm,
+    grouped_ops.grouped_dense: linear,
+}
