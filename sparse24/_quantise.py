@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from sparse24 import (
@@ -203,10 +204,14 @@ def _by_inputs(record: Compressed24, hessian, bits: int, damping: float):
     with np.errstate(over="ignore"):
         _refuse_beyond(exact.astype(np.float32))
     xp = _arrays.namespace(exact)
+    most = min(float(ml_dtypes.finfo(x.logical).max) for x in (record.dtype, _FLOAT32))
+
+    def choose(group):  # whose elements the errors of others may have moved beyond the type
+        return best(xp.clip(group, -most, most).astype(np.float32), bits, SHARES)[0]
+
     dense, factors = gptq(
-        exact, exact != 0, hessian, bits=bits, group=bricks.COLUMNS, damping=damping,
-        choose=lambda group: best(group.astype(np.float32), bits, SHARES)[0],
-    )  # fmt: skip
+        exact, exact != 0, hessian, bits=bits, group=bricks.COLUMNS, damping=damping, choose=choose
+    )
     stored = record.values.shape[1]
     columns = _record_parts.columns_of(_storage.canonical(record), stored)
     padded = xp.zeros((record.m, stored // _spec.KEPT * _spec.GROUP), np.int8)
