@@ -148,6 +148,10 @@ class Arithmetic(Unary, Refusals):
         keepdims = _check.flag(keepdims, argument="keepdims")
         return self._for_reduction(axis).min(axis=axis, out=out, keepdims=keepdims)
 
+    def _of_elements(self) -> Any:
+        """The array whose elements are those of `toarray` in every type that it is converted to."""
+        return self
+
     @_devices.on_own_device
     def _for_reduction(self, axis: Any) -> Any:
         """What has `sum`, `mean`, `max` and `min` along `axis`: here the dense array.

@@ -28,6 +28,7 @@ _OF_ALL = {None: _EUCLIDEAN}  # elements of a batch
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """What `numpy.linalg.norm` gives for a sparse array `x`, for the orders in the tables."""
     keepdims = _check.flag(keepdims, argument="keepdims")
+    x = x._of_elements()
     axes = _axes(axis, x)
     way = _way(ord, x, axes, axis)
     work = _dtypes.lookup(_WORK.get(x.dtype.name, "float32"))

@@ -47,7 +47,8 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     ``A[rows]``, ``A[:, i:j]`` for multiples of 128 columns, matrices of a stack, and joined arrays
     stay quantised; ``A[i:j]`` for multiples of 16 rows of a matrix, or for matrices of a stack, is
     a view.  Arithmetic, functions of elements, other columns and ``A.astype`` to another type give
-    a `Sparse24Array`.
+    a `Sparse24Array`.  These, sums, extremes and norms have the elements of `toarray`, but
+    ``A.astype`` rounds integers times scales anew, as `dequantise` does.
 
     A stack (e, m, k) holds the weights of experts: see `grouped_linear`.  Its other products are
     as those of a matrix, but that on a GPU they dequantise it.
@@ -197,6 +198,12 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
 
     def _elements(self):
         return self.dequantise()._elements()
+
+    def _of_elements(self) -> Sparse24Array:
+        return self.dequantise()  # `astype` rounds integers times scales to its own type
+
+    def _for_reduction(self, axis) -> Any:
+        return self._of_elements()._for_reduction(axis)
 
     @_devices.on_own_device
     def copy(self) -> Self:

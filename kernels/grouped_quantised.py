@@ -42,10 +42,11 @@ def refuses(problem: Problem, *, gated: bool = False) -> str | None:
     return refusal
 
 
-def tile_of(groups: int, rows: int, columns: int, bits: int) -> Config:
-    """The tile that `bind` takes on the current device."""
-    of = chip()
-    return choose(groups, rows, columns, bits, of.multiprocessors, int(of.compute_capability))
+def tile_of(groups: int, rows: int, columns: int, a: Compressed24) -> Config:
+    """The tile that `bind` takes for matrices `a` on the current device."""
+    of, bits = chip(), a.quantised
+    capability = int(of.compute_capability)
+    return choose(groups, rows, a.k, columns, bits, of.multiprocessors, capability)
 
 
 def bind(
@@ -58,7 +59,7 @@ def bind(
     of `tile_of`.
     """
     of = grouped.operands(_by_blocks(a), b, out, offsets, params)
-    config = config or tile_of(of.groups, a.shape[1], of.columns, a.quantised)
+    config = config or tile_of(of.groups, a.m, of.columns, a)
     return _launch(of, types, a.quantised, config, a.values.device.id)
 
 

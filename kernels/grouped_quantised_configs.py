@@ -34,16 +34,18 @@ PARTLY_FILLED = 0.8  # tiles of a group, beside those that it fills
 
 
 @functools.lru_cache(REMEMBERED)
-def choose(groups: int, rows: int, columns: int, bits: int, multiprocessors: int, capability: int):
-    """The tile for matrices of that many rows, and that many columns of all groups together."""
-    able = {
-        place(tile, bits, groups, capability): tile for tile in fitting(bits, groups, capability)
-    }
+def choose(
+    groups: int, rows: int, k: int, columns: int, bits: int, multiprocessors: int, capability: int
+) -> Config:
+    """The tile for matrices of rows by k, and so many columns of all groups together."""
+    tiles = fitting(bits, groups, capability)
+    able = {place(tile, bits, groups, capability): tile for tile in tiles}
 
     def cost(config: Config) -> float:
         tile, of_groups = able[config], columns / config.n + PARTLY_FILLED * min(groups, columns)
         waves = -(-rows // config.m) * of_groups / (multiprocessors * config.blocks)
-        return COSTS[tile] * (max(1, waves) + BESIDE.get(tile, 0))
+        whole_stages = -(-k // config.k) * config.k / k
+        return COSTS[tile] * whole_stages * (max(1, waves) + BESIDE.get(tile, 0))
 
     return min(able, key=cost)
 

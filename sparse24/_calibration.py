@@ -150,7 +150,8 @@ class Calibration:
         if not self.count:
             raise ArgumentError(
                 "calibration has seen no inputs; call update(inputs) first, or prune the weights "
-                "of an expert that no token reaches by magnitude"
+                "of an expert that no token reaches by magnitude, and give quantise None in its "
+                "place"
             )
         if not self.bias:
             return _arrays.read_only(self._moment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -134,12 +134,12 @@ class Recipe:
     """How a matrix is pruned: the arguments of `sparse24.prune`.
 
     With `fitting` none is: matrices that do not obey the pattern stay as they are.  With `bits`
-    the others are quantised.
+    the others are quantised, for the inputs of their layers if there is a `calibration`.
     """
 
     pattern: tuple[int, int] = (2, 4)
     method: str = "magnitude"
-    calibration: Mapping[str, np.ndarray] = field(default_factory=dict)
+    calibration: Mapping[str, np.ndarray] | None = None
     axis: int = -1
     fitting: bool = False
     bits: int | None = None
@@ -150,14 +150,29 @@ class Recipe:
         return Parts.PIECES if self.bits is None else QuantisedParts.PIECES
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse matrices without the inputs that the method needs."""
-        for name in names if self.method in NEED_INPUTS else ():
-            if name not in self.calibration:
-                raise ArgumentError(
-                    f"{name}: the calibration has no inputs of this name, but "
-                    f"{', '.join(sorted(self.calibration)[:3]) or 'none'}; name inputs after "
-                    "their weights, or leave this one out with --include or --exclude"
-                )
+        """Refuse matrices without the inputs that the method, or rounding, needs.
+
+        With `fitting` these are looked for once a matrix obeys the pattern.
+        """
+        if not self.fitting and (self.calibration is not None or self.method in NEED_INPUTS):
+            for name in names:
+                self._check_inputs(name)
+
+    def _check_inputs(self, name: str) -> None:
+        known = self.calibration or {}
+        if name not in known:
+            raise ArgumentError(
+                f"{name}: the calibration has no inputs of this name, but "
+                f"{', '.join(sorted(known)[:3]) or 'none'}; name inputs after "
+                "their weights, or leave this one out with --include or --exclude"
+            )
+
+    def inputs_of(self, name: str) -> np.ndarray | None:
+        """The inputs of a matrix's layer; None without a calibration."""
+        if self.calibration is None:
+            return None
+        self._check_inputs(name)
+        return self.calibration[name]
 
     def apply(self, name: str, matrix: Any):
         """The compressed array of a matrix; None where it does not obey the pattern and must."""
@@ -169,7 +184,7 @@ class Recipe:
                 return None
         if self.method == "magnitude":
             return s24.compress(matrix, **groups, on_excess="prune")
-        inputs = self.calibration.get(name)
+        inputs = self.inputs_of(name) if self.method in NEED_INPUTS else None
         try:
             pruned = s24.prune(matrix, **groups, method=self.method, calibration=inputs)
         except Sparse24Error as error:
@@ -229,7 +244,7 @@ def compress_layer(name: str, dense: np.ndarray, recipe: Recipe) -> Layer | None
     layer = Layer(name, dense, array, kept_energy(kept, dense))
     if recipe.bits is None:
         return layer
-    inputs = recipe.calibration.get(name)
+    inputs = recipe.inputs_of(name)
     quantised = _quantise_checkpoint.quantised(name, array, recipe.bits, inputs)
     lost = _quantise_checkpoint.rounding_error(quantised, array)
     return replace(layer, quantised=quantised, rounding_error=lost)

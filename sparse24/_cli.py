@@ -131,7 +131,7 @@ def _add_convert(commands) -> None:
                          "--calibration (default: %(default)s)")  # fmt: skip
     convert.add_argument("--calibration", metavar="FILE", type=_path,
                          help="file of sample inputs (samples, k), each under the name of its "
-                         "weight")  # fmt: skip
+                         "weight; --quantise rounds by it")  # fmt: skip
     convert.add_argument("--report", metavar="FILE", type=_path, help="write a JSON report")
     convert.add_argument("--stacks", action="store_true",
                          help="also take arrays of three axes, the matrices of experts: (e, m, k), "

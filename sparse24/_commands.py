@@ -138,7 +138,7 @@ def convert(options) -> int:
         recipe=_checkpoint.Recipe(
             options.pattern,
             options.method,
-            calibration or {},
+            calibration,
             options.axis,
             options.no_prune,
             options.quantise,
@@ -185,18 +185,19 @@ def _selection(options) -> _checkpoint.Selection:
 
 
 def _calibration(options) -> _raw_files.ArrayFile | None:
-    """The inputs of the layers, if the method looks at them."""
-    if options.method not in _checkpoint.NEED_INPUTS:
-        if options.calibration is not None:
+    """The inputs of the layers, if the method or rounding looks at them."""
+    by_inputs = options.method in _checkpoint.NEED_INPUTS
+    if options.calibration is None:
+        if by_inputs:
             raise ArgumentError(
-                f"--method {options.method} does not use --calibration; drop it, or name "
-                f"--method {' or '.join(_checkpoint.NEED_INPUTS)}"
+                f"--method {options.method} weighs elements by the layer's inputs; "
+                "pass them with --calibration FILE"
             )
         return None
-    if options.calibration is None:
+    if not by_inputs and options.quantise is None:
         raise ArgumentError(
-            f"--method {options.method} weighs elements by the layer's inputs; "
-            "pass them with --calibration FILE"
+            f"--method {options.method} does not use --calibration; drop it, or name "
+            f"--method {' or '.join(_checkpoint.NEED_INPUTS)}, or --quantise, which rounds by it"
         )
     return _raw_files.open_arrays(options.calibration)  # each is read when its layer is
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sparse24 import _scales
 from sparse24._arrays import namespace
 from sparse24._sparsegpt import inverse_factor
 
@@ -31,7 +30,7 @@ def gptq(weights, kept, hessian, *, bits: int, group: int, choose: Choose, dampi
     group : int
         Columns that share a factor.
     choose : callable
-        Factors of a group, once all columns before it are rounded; zero where all is.
+        Factors of a group, float32, once all columns before it are rounded; zero where all is.
     damping : float
         Part of the mean of the Hessian's diagonal that is added to the diagonal.
 
@@ -43,8 +42,7 @@ def gptq(weights, kept, hessian, *, bits: int, group: int, choose: Choose, dampi
     xp = namespace(weights)
     rows, k = weights.shape
     factor = inverse_factor(xp, xp.asarray(hessian), k, damping)
-    scale = _scales.of(weights)
-    w = weights * scale
+    w = weights.copy()
     integers, factors = xp.zeros((rows, k), "int8"), []
     least = -(1 << bits - 1)
     for start in range(0, k, group):
@@ -59,6 +57,6 @@ def gptq(weights, kept, hessian, *, bits: int, group: int, choose: Choose, dampi
             w[:, j + 1 : block.stop] -= error[:, None] * factor[j, j + 1 : block.stop]
             errors[:, j - start] = error
         w[:, block.stop :] -= errors @ factor[block, block.stop :]
-        factors.append(chosen / scale)
-    joined = xp.concatenate(factors, axis=1) if factors else xp.zeros((rows, 0))
-    return integers, joined.astype("float32")
+        factors.append(chosen)
+    joined = xp.concatenate(factors, axis=1) if factors else xp.zeros((rows, 0), "float32")
+    return integers, joined

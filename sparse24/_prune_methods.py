@@ -86,6 +86,7 @@ def input_norms(k: int, calibration, hessian, activations):
     """The norm of each of the `k` input features, from whichever of the three is given."""
     if activations is not None:
         norms, _ = _foreign.take(activations, argument="activations")
+        _arrays.check_real(norms, argument="activations")
         if norms.shape != (k,):
             raise ShapeError(
                 f"activations must be the norms of the {k} inputs, shape ({k},), got shape "
@@ -131,6 +132,7 @@ def input_hessian(k: int, calibration, hessian, *, method: str = "sparsegpt", mo
         hessian = seen.hessian
         _check_features(len(hessian), k)
     hessian, _ = _foreign.take(hessian, argument="hessian")
+    _arrays.check_real(hessian, argument="hessian")
     if hessian.shape != (k, k):
         raise ShapeError(
             f"hessian must have shape ({k}, {k}) for weights with {k} inputs, got {hessian.shape}"

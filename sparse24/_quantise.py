@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from sparse24 import (
@@ -20,7 +21,7 @@ from sparse24 import (
     _storage,
 )
 from sparse24._compress import compress
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, Sparse24Error
 from sparse24._gptq import gptq
 from sparse24._quantised import FLOATS
 from sparse24._records import Compressed24
@@ -57,10 +58,12 @@ def quantise(
         and later ones move to make up for what that does to the outputs; needs `calibration` or
         `hessian`.
     calibration : array, shape (..., k), or Calibration, optional
-        Inputs of the layer, as for `prune`.  For a stack (e, m, k) a sequence of e of them, as each
-        expert has its own tokens.
+        Inputs of the layer, as for `prune`, with k features along the groups; of an array with
+        `axis` -2 these are its rows.  For a stack (e, m, k) a sequence of e of them, as each expert
+        has its own tokens; None for one that has none, which is rounded as by ``"mse"``.
     hessian : array, shape (k, k), optional
-        ``X.T @ X`` of those inputs, instead of `calibration`.  For a stack (e, k, k).
+        ``X.T @ X`` of those inputs, instead of `calibration`.  For a stack (e, k, k), or a
+        sequence as above.
     damping : float, default 0.01
         For ``"gptq"``: part of the mean of the Hessian's diagonal that is added to the diagonal.
 
@@ -120,10 +123,12 @@ def quantise(
     array = _as_24(A)
     record = array._operand.stored
     inputs = _inputs_of_each(calibration, hessian, record.shape[:-2])
-    shares = SHARES if method == "mse" else (1.0,)
+    shares = (1.0,) if method == "absmax" else SHARES
+    nothing = calibration is hessian is None
 
     def quantised(matrix: Compressed24, calibration, hessian):
-        if method != "gptq":
+        without_tokens = not nothing and calibration is hessian is None
+        if method != "gptq" or without_tokens:
             return _rounded(matrix, bits, shares)
         seen = _prune_methods.input_hessian(matrix.k, calibration, hessian, method=method)
         return _by_inputs(matrix, seen, bits, damping)
@@ -155,7 +160,11 @@ def _as_24(A) -> Sparse24Array:
         )
     array = A if isinstance(A, Sparse24Array) else compress(A)
     if array._dtype.name not in FLOATS:
-        raise DTypeError(f"A must be one of {', '.join(FLOATS)}, got {array.dtype.name}")
+        raise DTypeError(
+            f"A must be one of {', '.join(FLOATS)}, got {array.dtype.name}; convert it, for "
+            "example by .astype('float32'), or give integers with scales of their own to "
+            "sparse24.convert.from_quantised"
+        )
     array.check()
     return array
 
@@ -177,7 +186,8 @@ def _of_batch(x, batch: tuple[int, ...], argument: str) -> list[Any]:
     if not sized or len(x) != batch[0]:
         raise ShapeError(
             f"{argument} must be a sequence of {batch[0]}, one for each matrix of a stack, got "
-            f"{_check.shown(x)}; repeat what several of them share, as in [x] * {batch[0]}"
+            f"{_check.shown(x)}; repeat what several of them share, as in [x] * {batch[0]}, and "
+            "give None for those without inputs"
         )
     return [found for part in x for found in _of_batch(part, batch[1:], argument)]
 
@@ -193,7 +203,11 @@ def _of_each(record: Compressed24, inputs: list[tuple[Any, Any]], quantised):
     integers = xp.empty(record.values.shape, np.int8)
     factors = xp.empty((*record.shape[:-1], bricks.counts(*record.shape[-2:])[1]), np.float32)
     for place, known in zip(np.ndindex(*batch), inputs, strict=True):
-        integers[place], factors[place] = quantised(_record_parts.of_batch(record, place), *known)
+        matrix = _record_parts.of_batch(record, place)
+        try:
+            integers[place], factors[place] = quantised(matrix, *known)
+        except Sparse24Error as error:
+            raise type(error)(f"matrix {list(place)} of the stack: {error}") from error
     return integers, factors
 
 
@@ -203,10 +217,14 @@ def _by_inputs(record: Compressed24, hessian, bits: int, damping: float):
     with np.errstate(over="ignore"):
         _refuse_beyond(exact.astype(np.float32))
     xp = _arrays.namespace(exact)
+    most = min(float(ml_dtypes.finfo(x.logical).max) for x in (record.dtype, _FLOAT32))
+
+    def choose(group):  # whose elements the errors of others may have moved beyond the type
+        return best(xp.clip(group, -most, most).astype(np.float32), bits, SHARES)[0]
+
     dense, factors = gptq(
-        exact, exact != 0, hessian, bits=bits, group=bricks.COLUMNS, damping=damping,
-        choose=lambda group: best(group.astype(np.float32), bits, SHARES)[0],
-    )  # fmt: skip
+        exact, exact != 0, hessian, bits=bits, group=bricks.COLUMNS, damping=damping, choose=choose
+    )
     stored = record.values.shape[1]
     columns = _record_parts.columns_of(_storage.canonical(record), stored)
     padded = xp.zeros((record.m, stored // _spec.KEPT * _spec.GROUP), np.int8)
@@ -235,7 +253,10 @@ def _rounded(record: Compressed24, bits: int, shares: Sequence[float]):
 def _refuse_beyond(values) -> None:
     """Refuse elements, or factors made of them, that are not finite."""
     if not bool(_arrays.namespace(values).isfinite(values).all()):
-        raise ArgumentError("A has elements that are infinite, NaN or beyond float32; scale it")
+        raise ArgumentError(
+            "A has elements that are infinite, NaN or beyond float32; replace them, for example by "
+            "numpy.nan_to_num, or scale A if they are only too large"
+        )
 
 
 def rounded(values, bits: int, shares: Sequence[float]):

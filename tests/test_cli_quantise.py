@@ -100,13 +100,13 @@ def test_a_damaged_file_is_found_by_inspect(checkpoint, tmp_path, capsys):
     assert "'layer.0.weight': its integers do not match the checksum" in error
 
 
-@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
 def test_every_method_prunes_for_it(method, checkpoint, arrays, tmp_path, capsys, rng):
     plain, out = tmp_path / "plain.npz", tmp_path / "out.npz"
     inputs = {name: rng.standard_normal((90, arrays[name].shape[1])) for name in NAMES}
     np.savez(tmp_path / "inputs.npz", **inputs)
     how = "--method", method, "--calibration", tmp_path / "inputs.npz"
-    run(capsys, "convert", checkpoint, plain, *how)
+    run(capsys, "convert", checkpoint, plain, *([] if method == "magnitude" else how))
     run(capsys, "convert", checkpoint, out, *how, "--quantise", 8)
     compressed, loaded = s24.load_npz(plain), s24.load_npz(out)
     for name in NAMES:
@@ -122,6 +122,23 @@ def test_without_pruning_only_what_obeys_is_quantised(arrays, tmp_path, capsys):
     loaded = s24.load_npz(out)
     assert_same(loaded["layer.1.weight"], s24.quantise(arrays["layer.1.weight"]))
     np.testing.assert_array_equal(loaded["layer.0.weight"], arrays["layer.0.weight"])
+
+
+def test_what_was_pruned_before_is_rounded_by_inputs(arrays, tmp_path, capsys, rng):
+    arrays["layer.1.weight"] = s24.prune(arrays["layer.1.weight"])
+    source, out = saved(arrays, tmp_path), tmp_path / "out.npz"
+    x = rng.standard_normal((90, arrays["layer.1.weight"].shape[1]))
+    how = "--no-prune", "--quantise", 4, "--calibration", tmp_path / "inputs.npz"
+    np.savez(tmp_path / "inputs.npz", other=x)
+    error = run(capsys, "convert", source, out, *how, code=1)
+    assert "layer.1.weight: the calibration has no inputs of this name, but other" in error
+    np.savez(tmp_path / "inputs.npz")
+    error = run(capsys, "convert", source, out, *how[1:], code=1)
+    assert "the calibration has no inputs of this name, but none" in error
+    np.savez(tmp_path / "inputs.npz", **{"layer.1.weight": x})  # the other one stays dense
+    run(capsys, "convert", source, out, *how)
+    want = s24.quantise(arrays["layer.1.weight"], method="gptq", calibration=x)
+    assert_same(s24.load_npz(out)["layer.1.weight"], want)
 
 
 def test_shards_stay_shards(rng, tmp_path, capsys):

@@ -111,5 +111,5 @@ def test_a_stack_that_cannot_be_rounded_is_named(experts, tmp_path, capsys):
     experts["up"][1, 3, 5] = np.inf
     out, how = tmp_path / "out.npz", ("--stacks", "--quantise", 4)
     error = run(capsys, "convert", saved(experts, tmp_path), out, *how, code=1)
-    assert "error: up: A has elements that are infinite, NaN or beyond" in error
+    assert "error: up: matrix [1] of the stack: A has elements that are infinite" in error
     assert not out.exists()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dtypes
 from sparse24._gptq import gptq
 
 gpu = pytest.mark.gpu
@@ -92,6 +94,28 @@ def test_elements_of_any_size(array, inputs, scale):
     assert output_error(other, array * np.float32(scale), inputs) == pytest.approx(
         output_error(usual, array, inputs), rel=0.1
     )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_moved_elements_stay_within_the_type(dtype):
+    """What the positive one loses, clipped at 7 of 8, goes to its equal in the next group."""
+    number = _dtypes.numpy_dtype(dtype)
+    most = ml_dtypes.finfo(np.float32 if dtype == "float64" else number).max
+    dense = np.zeros((1, 132), number)
+    dense[0, [0, 1, 128]] = -most, most, most
+    inputs = np.zeros((4, 132))
+    inputs[:, [1, 128]] = 1
+    q = s24.quantise(dense, method="gptq", calibration=inputs, damping=1e-6)
+    np.testing.assert_array_equal(q.integers[0, [0, 1, 64]], [-8, 7, -8])
+    assert q.toarray()[0, 128] == most
+
+
+@pytest.mark.parametrize("scale", [1e-39, 1e-38, 1e-37, 1e-36])
+def test_scales_are_normal_numbers_or_zero(array, inputs, scale):
+    tiny = s24.compress((array.toarray().astype(float) * scale).astype(np.float32))
+    scales = np.abs(s24.quantise(tiny, method="gptq", calibration=inputs).scales)
+    assert ((scales == 0) | (scales >= np.finfo(np.float32).tiny)).all()
 
 
 @pytest.mark.parametrize(

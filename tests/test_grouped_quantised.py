@@ -127,11 +127,15 @@ def test_blocks_fit_a_multiprocessor(bits, groups, capability):
         assert config.threads * config.blocks <= 2048
 
 
-def test_wider_tiles_for_more_columns():
-    widths = [configs.choose(128, 4096, 128 * n, 4, 132, 90).n for n in (1, 4, 8, 16, 32, 64, 128)]
+def chosen(columns, *, groups=128, rows=4096, k=4096, bits=4):
+    return configs.choose(groups, rows, k, columns, bits, 132, 90)
+
+
+def test_wider_tiles_for_more_columns_and_long_ones_for_few_tiles():
+    widths = [chosen(128 * n).n for n in (1, 4, 8, 16, 32, 64, 128)]
     assert widths == [8, 8, 8, 32, 32, 64, 128]
-    few_tiles = configs.choose(8, 4096, 1, 4, 132, 90)
-    assert few_tiles.k == 1024
+    assert chosen(1, groups=8, k=14336).k == 1024
+    assert chosen(8, rows=2048, k=768).k == 256  # of which no stage is partly empty
 
 
 @gpu

@@ -193,11 +193,17 @@ def test_callable(rng):
         ({"hessian": -np.eye(8)}, s24.ArgumentError, "are not a second moment"),
         ({"hessian": np.eye(8) - 2 * np.eye(8)[::-1]}, s24.ArgumentError, "positive semidefinite"),
         ({"hessian": np.eye(8) + np.tri(8, k=-1)}, s24.ArgumentError, "X.T @ X, symmetric and"),
+        ({"hessian": 1j * np.eye(8)}, s24.DTypeError, "hessian must hold real.* hessian.real"),
     ],
 )
 def test_bad_calibration(arguments, error, words):
     with pytest.raises(error, match=words):
         s24.prune(np.ones((4, 8)), method="sparsegpt", **arguments)
+
+
+def test_complex_norms_are_refused():
+    with pytest.raises(s24.DTypeError, match="activations must hold real numbers, got complex128"):
+        s24.prune(np.ones((4, 8)), method="wanda", activations=1j * np.ones(8))
 
 
 @pytest.mark.parametrize("known", ["calibration", "hessian", "activations"])

@@ -201,6 +201,36 @@ def test_each_expert_is_rounded_for_its_own_inputs(rng, inputs, batch):
     np.testing.assert_array_equal(turned.mT.integers, q.integers)
 
 
+@pytest.mark.parametrize("batch", [(3,), (2, 3)])
+def test_an_expert_without_tokens_is_rounded_without_them(rng, inputs, batch):
+    a = s24.random((*batch, 32, 256), rng=rng)
+    seen = [inputs[0], None, inputs[1]]
+    moments = [None if x is None else x.T @ x for x in seen]
+    with_none = s24.quantise(a[..., 1, :, :], bits=8)
+    for name, one in (("calibration", seen), ("hessian", moments)):
+        known = one if len(batch) == 1 else [one, None]
+        q = s24.quantise(a, bits=8, method="gptq", **{name: known})
+        first = q if len(batch) == 1 else q[0]
+        np.testing.assert_array_equal(q[..., 1, :, :].integers, with_none.integers)
+        np.testing.assert_array_equal(q[..., 1, :, :].scales, with_none.scales)
+        for i in (0, 2):
+            alone = s24.quantise(a[(*(0,) * (len(batch) - 1), i)], bits=8, method="gptq",
+                                 **{name: one[i]})  # fmt: skip
+            np.testing.assert_array_equal(first[i].integers, alone.integers)
+
+
+def test_errors_name_the_matrix_of_a_stack(rng):
+    seen = [[np.ones((9, 16))] * 3, [np.ones((9, 16)), np.ones((0, 16)), np.ones((9, 16))]]
+    a = s24.random((2, 3, 8, 16), rng=rng)
+    words = r"matrix \[1, 1\] of the stack: .*no inputs.* None in its place"
+    with pytest.raises(s24.ArgumentError, match=words):
+        s24.quantise(a, method="gptq", calibration=seen)
+    factor = np.where(np.arange(3) == 2, np.inf, 1)[:, None, None]
+    words = r"matrix \[0, 2\] of the stack: A has elements that are infinite.*nan_to_num"
+    with np.errstate(invalid="ignore"), pytest.raises(s24.ArgumentError, match=words):
+        s24.quantise(a * factor)
+
+
 def test_a_stack_of_no_experts_needs_no_inputs(rng):
     q = s24.quantise(s24.random((0, 8, 16), rng=rng), method="gptq", calibration=[])
     assert q.shape == (0, 8, 16)

@@ -97,7 +97,7 @@ def test_which_kernels_are_asked(monkeypatch):
     monkeypatch.setattr(grouped_dispatch, "problem_of", lambda product, types: product.problem)
     names = {}
     for bits in (0, 4):
-        for tokens in (1, 1899, 1900):
+        for tokens in (1, 1299, 1300):
             of = problem(64, tokens, 2900, bits=0, batch=4)
             stored = SimpleNamespace(stored=SimpleNamespace(quantised=bits))
             product = SimpleNamespace(problem=of, a=stored)
@@ -105,7 +105,7 @@ def test_which_kernels_are_asked(monkeypatch):
             assert all(not as_asked.quantised for _, as_asked in others)
             names[bits, tokens] = name
     direct = {key for key, name in names.items() if name == "grouped_quantised"}
-    assert direct == {(4, 1), (4, 1899)}
+    assert direct == {(4, 1), (4, 1299)}
 
 
 @pytest.mark.gpu

@@ -42,7 +42,7 @@ QUANTISED_KERNEL = "grouped_quantised"
 # time of moving each element once, and saves a part of the time of each product.  With SHORT_ROWS
 # columns half as many do, as products take a time for each row, too.  Of sweeps on an H200:
 # docs/benchmarks/log_grouped.rst, "4-bit experts".
-DEQUANTISING_PAYS = {4: 950, 8: 680}  # by bits
+DEQUANTISING_PAYS = {4: 650, 8: 480}  # by bits
 SHORT_ROWS = 2900
 
 
@@ -97,7 +97,7 @@ def explained(product: Grouped, call: Call, types: Result) -> tuple[str, str]:
         return "each", f"{_EACH}, since {kernel} cannot: {refusal}"
     (experts, rows, _), tokens = product.a.shape, product.b.shape[1]
     direct, module = kernel == QUANTISED_KERNEL, _planner.kernel_module(kernel)
-    for_what = product.a.stored.quantised if direct else _types_of(product, call, types)
+    for_what = product.a.stored if direct else _types_of(product, call, types)
     tile = module.tile_of(experts, rows, tokens, for_what)
     reason = (
         f"one launch serves all {experts} experts, by tiles of {tile.name} for the {tokens} "
