@@ -178,6 +178,8 @@ HEADLINES = (
              _few(1, 16, FOUR_BITS)),
     Headline("4-bit weights and bfloat16, 32 and 64 tokens", "few_tokens", "cublas",
              _few(32, 64, FOUR_BITS)),
+    Headline("4-bit weights and bfloat16, 128 and 512 tokens", "few_tokens", "cublas",
+             _few(128, 512, FOUR_BITS)),
     Headline("4-bit weights and bfloat16, 2048 tokens", "few_tokens", "cublas",
              _few(2048, 2048, FOUR_BITS)),
     Headline("4-bit weights and bfloat16, one token", "few_tokens", "torch_int4_weights",
@@ -260,6 +262,10 @@ IN_SHORT = (
     (
         "mixture of experts, 8 and 64 tokens, bfloat16",
         "the best of torch and cuBLAS for a mixture of experts with 8 or 64 tokens",
+    ),
+    (
+        "mixture of 4-bit experts, 8 and 64 tokens, rivals in bfloat16",
+        "the best of torch and cuBLAS in bfloat16 where our experts have 4 bits",
     ),
     ("CPU, 1 to 64 columns, float32", "NumPy's dense product for up to 64 columns on the CPU"),
 )
