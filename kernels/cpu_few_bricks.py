@@ -13,6 +13,7 @@ from sparse24 import _arrays, _dtypes
 from sparse24._records import Fused
 from sparse24.kernels import bricks as layout
 from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels._simd import VECTOR_BYTES
 from sparse24.kernels._simd_bricks import AVAILABLE, HALF_ROWS, brick_dots
 from sparse24.kernels.cpu_batch import at_place
 from sparse24.kernels.cpu_decode import decoded
@@ -21,11 +22,15 @@ from sparse24.kernels.cpu_few import work_of_few
 from sparse24.kernels.cpu_prepared import ColumnsRoom
 
 # Columns up to which this wins over the product of a dequantised matrix, by the bits.  Measured by
-# one thread with AVX-512, 4096 x 4096 from out of the caches, where it takes these shares of the
-# time in float16 and float32: of 4 bits 0.5 and 0.3 with one column, 0.8 and 0.6 with four, 1.3 and
-# 0.9 with eight; of 8 bits 0.9 and 0.5 with one, 1.2 and 0.7 with two.
+# one thread, 4096 x 4096 from out of the L2 cache.  With AVX-512 it takes these shares of the time
+# in float16 and float32: of 4 bits 0.5 and 0.3 with one column, 0.8 and 0.6 with four, 1.3 and 0.9
+# with eight; of 8 bits 0.9 and 0.5 with one, 1.2 and 0.7 with two.  With AVX2 of 4 bits 1.1 and 0.6
+# with one, 0.9 and 0.8 with four, but it reads a third of the bytes that others may read from
+# memory; of 8 bits 1.3 and 0.8 with one.
 _MOST = {4: 4, 8: 1}
-_ROWS = {1: 4, 2: 2, 3: 1, 4: 1}  # pairs of rows at a time by the columns, so that sums fit
+_WIDE = VECTOR_BYTES == 64
+# Pairs of rows at a time by the columns, so that sums fit; with AVX2 so that they are enough.
+_ROWS = {1: 4, 2: 2, 3: 1, 4: 1} if _WIDE else {1: 2, 2: 2, 3: 2, 4: 4}
 _KINDS = {
     np.dtype(np.float32): np.empty(0, np.float32),
     np.dtype(np.float16): np.empty(0, np.int16),
@@ -36,6 +41,8 @@ _KINDS = {
 def bricks_pay(bits: int, dtype: _dtypes.DType, b: np.ndarray) -> bool:
     """Whether bricks of so many bits, as elements of `dtype`, are multiplied as they are by `b`."""
     if not AVAILABLE or dtype.logical not in _KINDS:
+        return False
+    if bits == 8 and not _WIDE and dtype.logical != np.float32:
         return False
     sums = _arrays.logical_dtype(b, argument="b").accumulator
     return b.shape[-1] <= _MOST[bits] and sums == dtype.accumulator

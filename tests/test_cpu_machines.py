@@ -59,6 +59,22 @@ from sparse24.kernels import cpu, reference
 x = np.random.default_rng(0).choice(np.float32([np.nan, np.inf, -0.0, 1, -2, 3]), (36, 268))
 np.testing.assert_array_equal(cpu.transposable_mask(x), reference.transposable_mask(x))
 """
+BRICKS = """
+import ml_dtypes
+import numpy as np
+import sparse24 as s24
+from sparse24.kernels import cpu_few_bricks
+assert cpu_few_bricks.AVAILABLE == {available}
+rng = np.random.default_rng(0)
+for kind in (np.float32, np.float16, ml_dtypes.bfloat16):
+    for bits in (4, 8):
+        a = s24.compress(rng.standard_normal((50, 300)).astype(kind), on_excess="prune")
+        q = s24.quantise(a, bits=bits, method="absmax")
+        for n in (1, 2, 3, 4, 9):
+            x = rng.standard_normal((n, 300)).astype(kind)
+            want = x.astype(float) @ q.toarray().T.astype(float)
+            np.testing.assert_allclose((x @ q.T).astype(float), want, rtol=1e-2, atol=0.1)
+"""
 AVX2 = {"avx2", "fma", "f16c", "bmi", "bmi2", "popcnt"}
 
 
@@ -75,6 +91,7 @@ def test_machines_without_wide_vectors():
     """The same kernels compiled for the plainest CPU of this architecture."""
     n_m = N_M.format(available=(), columns=(1, 3, 16, 40))
     script = TWO_FOUR.format(vector_bytes=16) + n_m + DEALS + TILES
+    script += BRICKS.format(available=False)
     assert exit_code(script, **compiled_for("generic", "")) == 0
 
 
@@ -84,6 +101,7 @@ def test_machines_without_avx_512():
     n_m = N_M.format(available=("float32", "int32", "float64"), columns=(1, 7, 50))
     features = ",".join(f"+{x}" for x in AVX2)
     script = TWO_FOUR.format(vector_bytes=32) + n_m + DEALS + TILES
+    script += BRICKS.format(available=True)
     # A machine that is one itself runs its own kernels, which other tests have compiled.
     is_one = _simd_expand.VECTOR_BYTES == 32
     environment = {} if is_one else compiled_for("x86-64-v3", features)
