@@ -74,17 +74,22 @@ def widened() -> None:
 
 
 def quantised() -> None:
-    """Quantised matrices with 16-bit arrays, by every tile, and dequantised."""
+    """Quantised matrices with 16-bit arrays, by every tile, dequantised, and of experts."""
     for bits, dtype in ((4, "bfloat16"), (8, "float16")):
         a = s24.compress(draw((200, 264), dtype), on_excess="prune", dtype=dtype)
         q = s24.quantise(a, bits=bits)
-        for columns in (5, 16, 30, 72):
+        for columns in (5, 16, 30, 72, 144):
             b = draw((columns, 264), dtype).T
             for choice in s24.explain(q, b).candidates:
                 if choice.kernel == "sparse_quantised":
                     s24.matmul(q, b, algorithm=choice.name)
         s24.matmul(q, draw((264, 16), dtype))  # by rows
         q.toarray()
+        a = s24.compress(draw((4, 192, 264), dtype), on_excess="prune", dtype=dtype)
+        gate = s24.quantise(a, bits=bits)
+        for t in (74, 200, 400, 1900):  # by narrow tiles and wide ones, and dequantised
+            x, offsets = draw((t, 264), dtype), [0, 0, t - 71, t - 1, t]
+            s24.grouped_linear(x, gate, offsets=offsets, activation="silu", gated=True)
 
 
 def shared_tiles() -> None:

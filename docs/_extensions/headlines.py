@@ -229,6 +229,8 @@ HEADLINES = (
     Headline("transposable mask, both orientations packed", "pack", "torch_tile",
              _named("transposable")),
     Headline("CPU, 1 to 64 columns, float32", "cpu", "numpy_float32", _few(1, 64, "float32")),
+    Headline("CPU, 4-bit weights and float32, 1 and 4 columns", "cpu", "numpy_float32",
+             lambda c: c["dtype"] == "int4 by float32"),
     Headline("CPU, int8 weights and float32, 1 to 64 columns", "cpu", "numpy_float32",
              lambda c: c["dtype"] == "int8 by float32"),
     Headline("CPU, 512 columns and more, float32", "cpu", "numpy_float32",

@@ -36,6 +36,7 @@ PRODUCTS = [
 ]  # fmt: skip
 OTHER_TYPES = [(4096, 4096, 1), (4096, 4096, 16), (2048, 2048, 2048)]
 WEIGHT_ONLY = [(4096, 4096, n) for n in (1, 8, 64)]  # int8 beside float32
+QUANTISED = [(4096, 4096, n) for n in (1, 4)]  # 4 bits beside float32, as they are stored
 MATRIX = (4096, 4096)
 # (m, k, n) and shares of zeros of matrices without a pattern
 UNSTRUCTURED = [(2048, 2048, n) for n in (1, 4, 16, 64, 512)] + [
@@ -115,6 +116,30 @@ def product(m: int, k: int, n: int, name: str, threads: int, stored: str = "") -
     )  # fmt: skip
 
 
+def quantised(m: int, k: int, n: int, bits: int, threads: int) -> dict:
+    """The product of a quantised matrix against the dense one."""
+    rng = np.random.default_rng(m + n)
+    a = s24.random((m, k), rng=rng)
+    q, b = s24.quantise(a, bits=bits), rng.standard_normal((k, n), np.float32)
+    dense, out = q.toarray(), np.empty((m, n), np.float32)
+    before = q.nbytes
+    s24.matmul(q, b, out)
+    assert q.nbytes == before  # nothing was dequantised
+    want = dense.astype(np.float64) @ b
+    error = float(np.abs(out - want).max() / np.abs(want).max())
+    assert error < 1e-5
+    contenders = {
+        "cpu_bricks": lambda: s24.matmul(q, b, out),
+        "cpu_sparse": lambda: s24.matmul(a, b, out),
+        "numpy_float32": lambda: np.matmul(dense, b, out=out),
+    }
+    return case(
+        f"product {m}x{k}x{n} int{bits} by float32", contenders, threads,
+        m=m, k=k, n=n, dtype=f"int{bits} by float32", error=error,
+        bytes=q.nbytes + b.nbytes + out.nbytes,
+    )  # fmt: skip
+
+
 def unstructured(m: int, k: int, n: int, zeros: float, threads: int) -> dict:
     """The product of a hybrid matrix against the dense one and SciPy's CSR."""
     rng = np.random.default_rng(m + n)
@@ -168,6 +193,7 @@ def suite(threads: int) -> list[dict]:
     for name in ("float16", "bfloat16", "float64", "int8", "float8_e4m3fn"):
         rows += [product(*shape, name, threads) for shape in OTHER_TYPES]
     rows += [product(*shape, "float32", threads, stored="int8") for shape in WEIGHT_ONLY]
+    rows += [quantised(*shape, 4, threads) for shape in QUANTISED]
     rows += [unstructured(*shape, zeros, threads) for shape in UNSTRUCTURED for zeros in ZEROS]
     for name in ("float32", "bfloat16", "int8"):
         rows += packing(name, threads)
