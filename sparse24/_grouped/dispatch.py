@@ -70,7 +70,7 @@ def fill(product: Grouped, call: Call, types: Result, plans: dict) -> Callable[.
         return None
     if not types.on_gpu:
         prepared = plans.setdefault(EXPERTS, grouped_host.Prepared())
-        _one_by_one(product, call, types, prepared.fill)
+        _one_by_one(product, call, types, prepared.fill, grouped_host.share)
         return None
     on_device = _arrays.is_cupy(product.offsets)
     kernel, refusal = _kernel_of(product, types)
@@ -219,18 +219,30 @@ def _in_vectors(x) -> bool:
     return step == x.itemsize and pitch > 0 and (x.data.ptr | pitch) % _arrays.VECTOR == 0
 
 
-def _one_by_one(product: Grouped, call: Call, types: Result, multiply: Callable[..., Any]) -> None:
+def _in_turn(one: Callable[[int], None], work: dict[int, int]) -> None:
+    for expert in work:
+        one(expert)
+
+
+def _one_by_one(
+    product: Grouped, call: Call, types: Result, multiply: Callable[..., Any], run=_in_turn
+) -> None:
     """One product for each expert that has tokens.
 
     `multiply` takes what `_dispatch.fill` does, after the number of the expert and with a function
-    that makes its matrix.
+    that makes its matrix.  ``run(one, work)`` calls ``one(i)`` for each expert i in `work`, which
+    tells its multiplications.
     """
+    counts, (_, m, k) = np.diff(product.offsets), product.a.shape
+    work = {i: int(counts[i]) * m * (k // 2) for i in np.flatnonzero(counts).tolist()}
 
     def each(out, epilogue: Fused, types: Result) -> None:
-        for i in np.flatnonzero(np.diff(product.offsets)).tolist():
+        def one(i: int) -> None:
             tokens = slice(product.offsets[i], product.offsets[i + 1])
             a, of_expert = functools.partial(_expert, product.a, i), _of_expert(epilogue, i, tokens)
             multiply(i, a, product.b[:, tokens], out[:, tokens], of_expert, call, types)
+
+        run(one, work)
 
     if product.gated:
         grouped_gate.fill(each, product.out, product.epilogue, types)
