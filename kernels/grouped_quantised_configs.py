@@ -10,7 +10,7 @@ from sparse24.kernels.grouped import REMEMBERED, table_bytes
 from sparse24.kernels.sparse_quantised_plan import LEAST_STAGES, Config, Tile
 
 # For few tiles with long rows; then for few columns of a group, for some, many and most.  With 8
-# bits only shorter stages of the wide ones fit.  The last is for chips without warpgroups.
+# bits only shorter stages of the wide ones fit.  The last needs no instructions of warpgroups.
 LONG, FEW, SOME, MANY, SHORTER, MOST, MOST_OF_8_BITS, ANYWHERE = TILES = (
     Tile(32, 8, 1024, (1, 1, 8), 1),
     Tile(64, 8, 256, (1, 1, 2), 4),
