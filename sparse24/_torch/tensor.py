@@ -179,7 +179,7 @@ class Sparse24Tensor(PackedMatrix):
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        rule = cls._rules.get(function)
+        rule = cls._rules.get(function) or cls._rules.get(function.name())
         if rule is not None:
             return rule(*args, **kwargs)
         _refuse_nested(args)
@@ -244,6 +244,8 @@ COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     _aten.view.default: torch_views.view,
     _aten.select.int: torch_views.select,
     _aten.unbind.int: torch_views.unbind,
+    _aten.index.Tensor: torch_views.take,
+    _aten.index_select.default: torch_views.take_along,
     _aten.slice.Tensor: torch_views.cut,
     _aten.split.Tensor: torch_views.split,
     _aten.split_with_sizes.default: torch_views.split_in,
