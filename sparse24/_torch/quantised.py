@@ -31,9 +31,10 @@ class Quantised24Tensor(Sparse24Tensor):
     their memory.  Arithmetic raises, as it would round again; use `to_dense` first.
 
     A stack (e, m, k) holds the weights of experts.  ``a[i]``, ``a[i:j]`` and ``a.unbind()`` share
-    its memory.  It multiplies in `grouped_linear`, in ``torch.nn.functional.grouped_mm(x, a.mT,
-    offs=ends)`` for tokens (t, k), of which the last end is t, and in ``x @ a.mT`` for (e, t, k).
-    In x these have gradients.  By ``a``, across the groups, products are dense.
+    its memory, ``a[numbers]`` copies.  `torch.stack` makes one of matrices.  It multiplies in
+    `grouped_linear`, in ``torch.nn.functional.grouped_mm(x, a.mT, offs=ends)`` for tokens (t, k),
+    of which the last end is t, and in ``x @ a.mT`` for (e, t, k).  In x these have gradients.
+    By ``a``, across the groups, products are dense.
 
     On the CPU a product that dequantises the matrix keeps the result with the integers, unless
     these were made in inference mode: then each such product dequantises them.

@@ -19,8 +19,12 @@ from sparse24._torch import matmul as torch_matmul
 from sparse24._torch.check import check_experts, refuse_onnx
 from sparse24._torch.matrix import PackedMatrix, undefined
 from sparse24._torch.operators import meaning_for_tracing, operator
+from sparse24.kernels.grouped import MOST_GROUPS
 
 _aten = torch.ops.aten
+# What the experts of transformers call within torch.compile in types other than bfloat16.  It is
+# not defined before they are imported, so it goes by its name.
+OF_TRANSFORMERS = "transformers::grouped_mm_fallback"
 
 
 @operator
@@ -83,7 +87,7 @@ def grouped_mm(
             "sparse24.torch.grouped_linear, which adds one"
         )
     else:
-        of_rows, starts = weight.mT, torch.nn.functional.pad(offs, (1, 0))
+        of_rows, starts = weight.mT, _starts(offs)
         y = linear(x, of_rows, None, check_experts(x, of_rows, None, None, starts))
     if out_dtype not in (None, y.dtype):
         raise DTypeError(
@@ -91,6 +95,17 @@ def grouped_mm(
             f"operands, got out_dtype={out_dtype}; convert the product"
         )
     return y
+
+
+def grouped_mm_backward(
+    x: Tensor, weight: Tensor, offs: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the tokens and, dense, of the weight."""
+    return grouped_mm(dy, weight.mT, offs), grouped_ops.grouped_gradient(x, dy, _starts(offs))
+
+
+def _starts(ends: Tensor) -> Tensor:
+    return torch.nn.functional.pad(ends, (1, 0))
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
@@ -103,6 +118,9 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     if not isinstance(b, PackedMatrix) or not b.stacked:
         return torch_matmul.bmm(a, b)
     experts, each, k = a.shape
+    if experts > MOST_GROUPS:  # in one launch
+        pairs = zip(a.split(MOST_GROUPS), b.split(MOST_GROUPS), strict=True)
+        return torch.cat([bmm(*pair) for pair in pairs])
     offsets = torch.arange(experts + 1, device=a.device) * each
     of_rows = b.mT
     x = a.reshape(experts * each, k)
@@ -114,4 +132,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.bmm.default: bmm,
     _aten._grouped_mm.default: grouped_mm,
     grouped_ops.grouped_dense: linear,
+    OF_TRANSFORMERS: grouped_mm,
+    f"{OF_TRANSFORMERS}_backward": grouped_mm_backward,
 }

@@ -14,6 +14,7 @@ from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._torch import arithmetic as torch_arithmetic
 from sparse24._torch import copies as torch_copies
 from sparse24._torch import fused as torch_fused
+from sparse24._torch import joins as torch_joins
 from sparse24._torch import matmul as torch_matmul
 from sparse24._torch import ops
 from sparse24._torch import reductions as torch_reductions
@@ -38,12 +39,13 @@ class Sparse24Tensor(PackedMatrix):
     again, and ``a.copy_(b)`` takes all of one like it.  ``a + b`` and ``a - b`` of two give one if
     they obey 2:4, as where both have the same places, and raise if not; a look at that waits for
     the device.  So torch's ``AveragedModel`` averages packed weights that keep their places; where
-    masks change, let it average dense ones.  Rows are views on the CPU; on a GPU their places
-    are copied, and so are elements unless the first row is a multiple of 64.  Columns are packed
-    anew at each call, by way of the dense matrix, unless `a` is transposable: there they are as
-    rows.  Such a copy raises once ``a.copy_`` has written; take it anew, or its ``.clone()``.
-    ``a.sum()``, ``mean``, ``amax``, ``norm`` and their like, and ``torch.equal``, make the dense
-    matrix to look at.  Other operations raise; use `to_dense` first.
+    masks change, let it average dense ones.  `torch.cat` joins several as they are, packed along
+    one axis.  Rows are views on the CPU; on a GPU their places are copied, and so are elements
+    unless the first row is a multiple of 64.  Columns are packed anew at each call, by way of the
+    dense matrix, unless `a` is transposable: there they are as rows.  Such a copy raises once
+    ``a.copy_`` has written; take it anew, or its ``.clone()``.  ``a.sum()``, ``mean``, ``amax``,
+    ``norm`` and their like, and ``torch.equal``, make the dense matrix to look at.  Other
+    operations raise; use `to_dense` first.
 
     ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and takes it to any
     device, with ``weights_only`` once ``sparse24.torch`` is imported.
@@ -179,7 +181,7 @@ class Sparse24Tensor(PackedMatrix):
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        rule = cls._rules.get(function)
+        rule = cls._rules.get(function) or cls._rules.get(function.name())
         if rule is not None:
             return rule(*args, **kwargs)
         _refuse_nested(args)
@@ -244,6 +246,8 @@ COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     _aten.view.default: torch_views.view,
     _aten.select.int: torch_views.select,
     _aten.unbind.int: torch_views.unbind,
+    _aten.index.Tensor: torch_views.take,
+    _aten.index_select.default: torch_views.take_along,
     _aten.slice.Tensor: torch_views.cut,
     _aten.split.Tensor: torch_views.split,
     _aten.split_with_sizes.default: torch_views.split_in,
@@ -256,6 +260,7 @@ COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     _aten._transformer_encoder_layer_fwd.default: torch_fused.encoder_layer,
     **torch_reductions.RULES,
     **torch_copies.RULES,
+    **torch_joins.RULES,
 }
 Sparse24Tensor._rules = {
     **COMMON_RULES,

@@ -62,6 +62,10 @@ def repeat(a: PackedMatrix, shape: list[int], **_: Any) -> PackedMatrix:
 
 def view(a: PackedMatrix, shape: list[int], *, function=_aten.view.default) -> PackedMatrix:
     """Of other leading axes, which all lead to the one matrix; a stack has its own alone."""
+    if len(shape) == 1:  # as transformers does, to find tensors that share memory
+        raise undefined(
+            function, "call .to_dense() first; a state is saved by sparse24.save_safetensors"
+        )
     if len(shape) < 2 or tuple(shape[-2:]) != tuple(a.shape[-2:]) or -1 in shape:
         raise undefined(function)
     if a.stacked and tuple(shape) != tuple(a.shape):
@@ -87,6 +91,21 @@ def unbind(a: PackedMatrix, axis: int = 0) -> list[PackedMatrix]:
     if not a.stacked or axis % a.ndim:
         raise undefined(_aten.unbind.int)
     return [a.matrix(number) for number in range(a.shape[0])]
+
+
+def take(a: PackedMatrix, places: list[torch.Tensor | None]) -> PackedMatrix:
+    """The matrices of a stack at some places, which are copied: ``a[places]``."""
+    if not a.stacked or len(places) != 1 or places[0] is None or places[0].ndim != 1:
+        raise undefined(_aten.index.Tensor)
+    parts = [part[places[0]] for part in a.parts]
+    return a.like(parts, (len(parts[0]), *a.shape[1:]), a.turned)
+
+
+def take_along(a: PackedMatrix, axis: int, places: torch.Tensor) -> PackedMatrix:
+    _check_axes(a, [axis])
+    if axis % a.ndim:
+        raise undefined(_aten.index_select.default)
+    return take(a, [places])
 
 
 def cut(a: PackedMatrix, axis: int = 0, start=None, stop=None, step: int = 1) -> PackedMatrix:

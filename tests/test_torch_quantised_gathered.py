@@ -1,0 +1,149 @@
+"""Matrices of a quantised stack chosen for each token, and operators that go by their names."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_torch_experts import looped  # noqa: E402
+from test_torch_quantised_experts import assert_gradients, ends_of, operands  # noqa: E402
+from torch_quantised_cases import BITS, K, M, close, packed  # noqa: E402
+
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import UnsupportedError  # noqa: E402
+from sparse24._torch import quantised_experts  # noqa: E402
+
+E = 3
+SHAPE = (E, M, K)
+CHOSEN = [[2, 0, 0, -1, 1], [1], []]
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("chosen", CHOSEN, ids=str)
+@pytest.mark.parametrize("turn", [lambda a: a, lambda a: a.mT], ids=["rows", "turned"])
+def test_matrices_are_chosen_by_their_numbers(device, turn, chosen, bits):
+    weight, dense = (turn(a) for a in packed(bits, SHAPE, device=device))
+    numbers = torch.tensor(chosen, dtype=torch.int64, device=device)
+    some = weight[numbers]
+    assert (some.shape, some.bits, some.stacked) == (dense[numbers].shape, bits, True)
+    assert torch.equal(some.to_dense(), dense[numbers])
+    positive = numbers % E  # others index_select does not take
+    assert torch.equal(weight.index_select(0, positive).to_dense(), dense[positive])
+    kept = torch.tensor([True, False, True], device=device)
+    assert torch.equal(weight[kept].to_dense(), dense[kept])
+
+
+def test_chosen_matrices_are_copies():
+    weight, dense = packed(shape=SHAPE)
+    some = weight[torch.tensor([1, 2])]
+    some.copy_(weight[torch.tensor([0, 0])])
+    assert torch.equal(some.to_dense(), dense[[0, 0]])
+    assert torch.equal(weight.to_dense(), dense)
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda a, numbers: a[:, numbers],
+        lambda a, numbers: a[numbers[None]],
+        lambda a, numbers: a[numbers, numbers],
+        lambda a, numbers: a.index_select(1, numbers),
+        lambda a, numbers: a[0][numbers],
+    ],
+)
+def test_elements_and_rows_are_not_chosen(choose):
+    with pytest.raises(UnsupportedError, match=r"is not defined .*; call \.to_dense\(\) first"):
+        choose(packed(shape=SHAPE)[0], torch.tensor([0, 1]))
+
+
+def test_a_number_beyond_the_stack_is_refused():
+    with pytest.raises(IndexError, match="out of"):
+        packed(shape=SHAPE)[0][torch.tensor([E])]
+
+
+def expert_of_each_token(x, weight, numbers):
+    """As experts that gather their weights multiply: a matrix and a token at a time."""
+    return torch.bmm(weight[numbers], x.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", ["rows", "columns"])
+def test_each_token_has_its_own_expert(device, dtype, stored):
+    weight, dense = packed(4, SHAPE, dtype, device)
+    if stored == "columns":
+        weight, dense = weight.mT, dense.mT
+    numbers = torch.tensor([2, 0, 0, 1, 2], device=device)
+    x = torch.randn(5, weight.shape[2], dtype=dtype, device=device, requires_grad=True)
+    got, want = (expert_of_each_token(x, w, numbers) for w in (weight, dense))
+    torch.testing.assert_close(
+        got, want, **({} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 0.5})
+    )
+    if dtype == torch.float32:
+        assert_gradients(got, want, x)
+
+
+def test_many_matrices_take_several_products(monkeypatch):
+    monkeypatch.setattr(quantised_experts, "MOST_GROUPS", 2)
+    weight, dense = packed(shape=SHAPE)
+    numbers, x = torch.tensor([2, 0, 0, 1, 2]), torch.randn(5, K)
+    close(expert_of_each_token(x, weight, numbers), expert_of_each_token(x, dense, numbers))
+
+
+def test_it_is_compiled():
+    torch._dynamo.reset()
+    weight, dense = packed(shape=SHAPE)
+    numbers, x = torch.tensor([2, 0, 0, 1, 2]), torch.randn(5, K)
+    with torch.no_grad():
+        got = torch.compile(expert_of_each_token, backend="aot_eager", fullgraph=True)(
+            x, weight, numbers
+        )
+    close(got, expert_of_each_token(x, dense, numbers))
+
+
+# --- the experts of transformers, compiled ----------------------------------------------------
+
+
+@pytest.fixture
+def fallback():
+    """An operator as transformers defines it, with its gradient."""
+    library = torch.library.Library("transformers", "FRAGMENT")
+    name = quantised_experts.OF_TRANSFORMERS
+    operands = "(Tensor input, Tensor weight, Tensor offs"
+    library.define(f"{name.split('::')[1]}{operands}) -> Tensor")
+    library.define(f"{name.split('::')[1]}_backward{operands}, Tensor dy) -> (Tensor, Tensor)")
+    forward = torch.ops.transformers.grouped_mm_fallback
+    backward = torch.ops.transformers.grouped_mm_fallback_backward
+
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    torch.library.register_autograd(
+        name,
+        lambda ctx, dy: (*backward(*ctx.saved_tensors, dy), None),
+        setup_context=keep,
+        lib=library,
+    )
+    yield forward
+    library._destroy()
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_the_product_of_transformers(fallback, learns):
+    x, weight, dense, _, offsets = operands()
+    weight = torch.nn.Parameter(weight, requires_grad=learns)
+    x.requires_grad_()
+    y, want = fallback(x, weight.mT, ends_of(offsets)), looped(x, dense, None, offsets)
+    close(y, want)
+    assert_gradients(y, want, x)
+    if learns:
+        (gradient,) = torch.autograd.grad(fallback(x, weight.mT, ends_of(offsets)).sum(), weight)
+        dense.requires_grad_()
+        (wanted,) = torch.autograd.grad(looped(x, dense, None, offsets).sum(), dense)
+        close(gradient, wanted)
+
+
+def test_flat_views_name_what_saves_a_state():
+    for a in (packed()[0], packed(shape=SHAPE)[0], st.sparsify24(torch.randn(M, K))):
+        with pytest.raises(UnsupportedError, match=r"saved by sparse24\.save_safetensors"):
+            a.view(-1)
