@@ -24,7 +24,8 @@ ONLY_OF_NUMPY = frozenset((
     "ravel", "repeat", "sort", "squeeze", "std", "take", "tobytes", "tofile", "tolist", "var",
 ))  # fmt: skip
 
-# Attributes of other arrays, of any of these libraries, and what stands in their place here.
+# Attributes of other arrays, of any of these libraries or hybrid ones, and what stands in their
+# place here.
 OF_OTHERS = {
     "get": '.to_device("cpu")', "cpu": '.to_device("cpu")', "cuda": '.to_device("cuda")',
     "to": ".to_device(device) or .astype(dtype)",
@@ -35,9 +36,10 @@ OF_OTHERS = {
     "A": ".toarray()", "H": ".T", "getnnz": ".nnz or .tocsr().count_nonzero(axis)",
     "getrow": ".tocsr()[[i]]", "getcol": ".tocsr()[:, [j]]",
     "row": ".tocoo().row", "col": ".tocoo().col", "coords": ".tocoo().coords",
+    "__dlpack__": ".toarray()",
     "detach": "sparse24.torch.to_sparse_semi_structured(A) for a parameter of torch",
     "mm": "@", "mv": "@", "save": "sparse24.save_safetensors or sparse24.save_npz",
-    "sparsity": "1 - A.density",
+    "sparsity": "1 - A.density", "matmul": "@ or sparse24.matmul", "explain": "sparse24.explain",
 }  # fmt: skip
 
 
