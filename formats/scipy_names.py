@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparse24 import _check
 from sparse24._dtypes import DType
 from sparse24.formats import convert
@@ -50,6 +52,13 @@ def way_to(name: str) -> str | None:
     return f".toarray().{name}" if name in ONLY_OF_NUMPY else OF_OTHERS.get(name)
 
 
+def _way_for_stacks(name: str) -> str:
+    """As `way_to`, of attributes of SciPy's arrays, for a stack, which does not become one."""
+    if hasattr(np.ndarray, name):
+        return f".toarray().{name}"
+    return f".tocsr().{name} of each matrix, such as A[0]"
+
+
 def missing(array: Any, name: str, way_out: str) -> AttributeError:
     """The error of an attribute that an array does not have."""
     text = f"{type(array).__name__!r} object has no attribute {name!r}; {way_out}"
@@ -62,6 +71,7 @@ class ScipyNames:
     _dtype: DType
     device: Any
     T: Any
+    ndim: Any
     toarray: Any
 
     def todense(self):
@@ -135,4 +145,6 @@ class ScipyNames:
             way = way_to(name)
             if way is None:
                 return object.__getattribute__(self, name)  # which raises as it did before
+            if name in ONLY_OF_SCIPY and self.ndim > 2:
+                way = _way_for_stacks(name)
             raise missing(self, name, f"use {way}")

@@ -86,7 +86,7 @@ def grouped_matmul(
     A `b` or an `out` of another layout, such as C order, goes through a copy.  Other types take one
     product for each expert that has tokens.  For these, offsets on a GPU are copied to the host,
     which waits, and validated; a graph can only be captured with offsets on the host, which it
-    keeps.
+    keeps.  The first product of an `NMArray` converts it, which waits.
 
     Types are promoted, and sums accumulated, as in `matmul`.
 

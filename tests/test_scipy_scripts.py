@@ -84,6 +84,14 @@ def test_attributes_of_scipys_arrays_are_found_there(a):
         a.diagnoal()
 
 
+def test_attributes_of_scipys_arrays_are_found_in_each_matrix_of_a_stack(rng):
+    stack = s24.random((2, 4, 8), rng=rng)
+    with pytest.raises(AttributeError, match=r"use \.toarray\(\)\.reshape$"):
+        stack.reshape(8, 8)
+    with pytest.raises(AttributeError, match=r"use \.tocsr\(\)\.tolil of each matrix, such as"):
+        stack.tolil()
+
+
 def test_methods_of_numpys_arrays_are_found_there(a):
     for name in ONLY_OF_NUMPY:
         assert callable(getattr(a.toarray(), name))
