@@ -184,22 +184,28 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
         Parameters
         ----------
-        axes : (1, 0), optional
-            Accepted for compatibility, also as two numbers: ``A.transpose(1, 0)``.
+        axes : tuple of int, optional
+            (1, 0), of a batch its axes with the last two exchanged, such as (0, 2, 1): the same as
+            `mT`.  Also as numbers: ``A.transpose(1, 0)``.
 
         Raises
         ------
         ArgumentError
-            If `axes` is something else, or this is a batch.
+            If `axes` is something else, or not given and this is a batch.
         """
         axes = (axes, *more) if more else axes
+        if axes is None:
+            return self.T
+        *batch, rows, columns = range(self.ndim)
+        wanted = (*batch, columns, rows)
         try:
-            known = axes is None or tuple(map(_check.integer, axes)) in ((1, 0), (-1, -2))
+            given = tuple(_check.integer(axis) for axis in axes)
         except TypeError:
-            known = False
-        if not known:
-            raise ArgumentError(f"axes must be (1, 0), got {_check.shown(axes)}; use .T")
-        return self.T
+            given = ()
+        if tuple(axis + self.ndim if axis < 0 else axis for axis in given) != wanted:
+            name = ".mT" if batch else ".T"
+            raise ArgumentError(f"axes must be {wanted}, got {_check.shown(axes)}; use {name}")
+        return self.mT
 
     def __matmul__(self, other):
         _gradients.refuse(other)
@@ -253,7 +259,8 @@ class WaysBack:
             way = f".{name}" if hasattr(SparseArray, name) else way_to(name)
             if way is None or name.startswith("_"):
                 return object.__getattribute__(self, name)  # which raises as it did before
-            way_out = f"use A{way} of the n:m array A, before A.windows(), or .toarray()"
+            whose = f"A{way} of" if way.startswith(".") else f"{way} with"
+            way_out = f"use {whose} the n:m array A, before A.windows(), or .toarray()"
             raise missing(self, name, way_out)
 
 

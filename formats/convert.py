@@ -27,7 +27,7 @@ def densify(m: Any):
         return checked(m, argument="m").toarray()
     raise ArgumentError(
         f"m must be a scipy.sparse or cupyx.scipy.sparse matrix, got {type(m).__name__}; "
-        "dense arrays go to sparse24.compress"
+        "dense arrays and those of sparse24 go to sparse24.compress"
     )
 
 

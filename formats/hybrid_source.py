@@ -17,6 +17,18 @@ STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
 BAR_FROM = 1 << 28  # elements above which a progress bar is shown
 
 
+def type_of(dtype: Any, *, argument: str = "dtype") -> _dtypes.DType:
+    """The element type of a hybrid matrix that is named; others are refused."""
+    found = _dtypes.lookup(dtype, argument=argument, known=ht.DTYPES)
+    if found.name not in ht.DTYPES:
+        way_out = "convert it first, for example with .astype('float16')"
+        raise DTypeError(
+            f"{argument} must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
+            f"{found.name}; {'name one of these' if argument == 'dtype' else way_out}"
+        )
+    return found
+
+
 class Source:
     """A matrix that hands out its rows; wraps NumPy, CuPy, scipy and cupyx matrices."""
 
@@ -30,13 +42,7 @@ class Source:
                 "build one hybrid matrix for each matrix of a stack"
             )
         given, argument = (w.dtype, "w.dtype") if dtype is None else (dtype, "dtype")
-        self.dtype = _dtypes.lookup(given, argument=argument, known=ht.DTYPES)
-        if self.dtype.name not in ht.DTYPES:
-            way_out = "convert it first, for example with .astype('float16')"
-            raise DTypeError(
-                f"{argument} must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
-                f"{self.dtype.name}; {way_out if dtype is None else 'name one of these'}"
-            )
+        self.dtype = type_of(given, argument=argument)
         _arrays.check_real(w, argument="w")
         self.matrix = convert.checked(w, argument="w").tocsr() if self.sparse else w
         self.shape = (int(w.shape[0]), int(w.shape[1]))

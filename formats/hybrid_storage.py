@@ -19,6 +19,7 @@ from sparse24.formats import (
     hybrid_joining,
     hybrid_reductions,
     hybrid_runs,
+    hybrid_source,
 )
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid_listed import ListedRows
@@ -131,6 +132,7 @@ class HybridStorage(HybridStored):
         return type(self)(self.stored.map(mover), self.nnz, self.n_hint)
 
     def _astype(self, dtype: _dtypes.DType) -> Self:
+        hybrid_source.type_of(dtype.name)  # the ways below would store any
         if self._tiles.source.is_listed:
             stored = cast(ListedRows, self.stored)
             elements = _storage.converted(stored.elements[0][None], self._dtype, dtype)[0]
@@ -138,8 +140,7 @@ class HybridStorage(HybridStored):
             return type(self)(left, left.nnz, self.n_hint)
         if self.device == "cpu" and isinstance(self._tiles, ht.Tiles):
             return hybrid_arithmetic.converted(self, dtype)
-        source = self.tocsr() if self._is_mostly_zeros else self.toarray()
-        return type(self).build(source, n_hint=self.n_hint, dtype=dtype)
+        return type(self).build(self._source(), n_hint=self.n_hint, dtype=dtype)
 
     @_devices.on_own_device
     def __getitem__(self, key) -> Any:

@@ -132,9 +132,12 @@ class HybridStored(SparseArray):
             return stored
 
     def _to_build(self, transposed: ht.Transposed) -> Any:
-        """What a transposed matrix is built from: CSR, where that is less than the dense matrix."""
-        source = type(self)(transposed.source, self._nnz)
-        return (source.tocsr() if self._is_mostly_zeros else source.toarray()).T
+        """What a transposed matrix is built from."""
+        return type(self)(transposed.source, self._nnz)._source().T
+
+    def _source(self) -> Any:
+        """What `build` makes this matrix of: CSR, where that is less than the dense matrix."""
+        return self.tocsr() if self._is_mostly_zeros else self.toarray()
 
     @property
     def is_less_as_csr(self) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparse24 import _check
 from sparse24._dtypes import DType
 from sparse24.formats import convert
@@ -24,7 +26,8 @@ ONLY_OF_NUMPY = frozenset((
     "ravel", "repeat", "sort", "squeeze", "std", "take", "tobytes", "tofile", "tolist", "var",
 ))  # fmt: skip
 
-# Attributes of other arrays, of any of these libraries, and what stands in their place here.
+# Attributes of other arrays, of any of these libraries or hybrid ones, and what stands in their
+# place here.
 OF_OTHERS = {
     "get": '.to_device("cpu")', "cpu": '.to_device("cpu")', "cuda": '.to_device("cuda")',
     "to": ".to_device(device) or .astype(dtype)",
@@ -35,9 +38,10 @@ OF_OTHERS = {
     "A": ".toarray()", "H": ".T", "getnnz": ".nnz or .tocsr().count_nonzero(axis)",
     "getrow": ".tocsr()[[i]]", "getcol": ".tocsr()[:, [j]]",
     "row": ".tocoo().row", "col": ".tocoo().col", "coords": ".tocoo().coords",
+    "__dlpack__": ".toarray()",
     "detach": "sparse24.torch.to_sparse_semi_structured(A) for a parameter of torch",
     "mm": "@", "mv": "@", "save": "sparse24.save_safetensors or sparse24.save_npz",
-    "sparsity": "1 - A.density",
+    "sparsity": "1 - A.density", "matmul": "@ or sparse24.matmul", "explain": "sparse24.explain",
 }  # fmt: skip
 
 
@@ -46,6 +50,13 @@ def way_to(name: str) -> str | None:
     if name in ONLY_OF_SCIPY:
         return f".tocsr().{name}"
     return f".toarray().{name}" if name in ONLY_OF_NUMPY else OF_OTHERS.get(name)
+
+
+def _way_for_stacks(name: str) -> str:
+    """As `way_to`, of attributes of SciPy's arrays, for a stack, which does not become one."""
+    if hasattr(np.ndarray, name):
+        return f".toarray().{name}"
+    return f".tocsr().{name} of each matrix, such as A[0]"
 
 
 def missing(array: Any, name: str, way_out: str) -> AttributeError:
@@ -60,6 +71,7 @@ class ScipyNames:
     _dtype: DType
     device: Any
     T: Any
+    ndim: Any
     toarray: Any
 
     def todense(self):
@@ -133,4 +145,6 @@ class ScipyNames:
             way = way_to(name)
             if way is None:
                 return object.__getattribute__(self, name)  # which raises as it did before
+            if name in ONLY_OF_SCIPY and self.ndim > 2:
+                way = _way_for_stacks(name)
             raise missing(self, name, f"use {way}")

@@ -20,6 +20,7 @@ from sparse24._errors import ArgumentError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified
+from sparse24.formats.products_24 import Products24
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -129,7 +130,8 @@ keeps every element
         rule, chosen = _rule(on_excess, scores, mask, like, x)
         record, status = compress_rows(_swapped(x, swap), own, rule, _swapped(chosen, swap))
         looked_at = _looked_at(rule, mask, like, swap)
-        status = _checked(status, record.shape, looked_at, check, swap)
+        turned = isinstance(given, Products24) and given.axis == (-1 if swap else -2)
+        status = _checked(status, record.shape, looked_at, check, swap, turned=turned)
         dense = _kept_dense(x, record, rule, swap) if keep_dense else None
         return Sparse24Array(_operand(record, dense, swap), status=status)
 
@@ -139,12 +141,16 @@ def _swapped(x, swap: bool):
     return x.swapaxes(-1, -2) if swap and x is not None else x
 
 
-def _checked(status, shape, looked_at: str | None, check: bool | str, swap: bool):
-    """Look at the result of a check now if `check` is True; else return what is left for later."""
+def _checked(status, shape, looked_at: str | None, check: bool | str, swap: bool, *, turned: bool):
+    """Look at the result of a check now if `check` is True; else return what is left for later.
+
+    `turned`: `x` is an array at 2:4 along its other axis.
+    """
     if not check or looked_at is None:
         return None
     if check is True:
-        _excess.refuse(status, shape, axis=-2 if swap else -1, argument=looked_at)
+        axis = -2 if swap else -1
+        _excess.refuse(status, shape, axis=axis, argument=looked_at, turned=turned)
     return status if looked_at == "x" else _excess.of_whole(status, shape, looked_at)
 
 

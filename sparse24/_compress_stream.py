@@ -12,6 +12,7 @@ from sparse24 import _arrays, _check, _devices, _dtypes, _excess, _foreign, _spe
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24, Operand24
+from sparse24.formats.base import SparseArray
 from sparse24.formats.two_four import Sparse24Array
 
 HOST_BLOCK = 64 << 20  # bytes of a block on the CPU: a few times the last-level cache
@@ -79,8 +80,9 @@ def _is_path(x) -> bool:
 
 def _sliceable(x):
     """`x` on the host, where slices of rows become NumPy arrays; it need not be one itself."""
-    if _arrays.is_torch(x) or _arrays.is_jax(x) or _arrays.is_sparse_matrix(x):
-        x, _ = _foreign.take(x)  # a matrix of SciPy is refused
+    is_sparse = isinstance(x, SparseArray) or _arrays.is_sparse_matrix(x)
+    if is_sparse or _arrays.is_torch(x) or _arrays.is_jax(x):
+        x, _ = _foreign.take(x)  # which refuses what is sparse
     if _arrays.is_cupy(x):
         raise ArgumentError("x is on the GPU as a whole already; use sparse24.compress")
     if not hasattr(x, "shape") or not hasattr(x, "dtype") or isinstance(x, type):

@@ -49,12 +49,13 @@ def refuse(
     argument: str = "x",
     prune: str = "sparse24.prune",
     within: str = "",
+    turned: bool = False,
 ) -> None:
     """Raise `PatternError` if a check found a bad group; waits for the device.
 
     `status` is that of a kernel's check; `shape` that of the array with the groups along
     its last axis; `prune` the call that would make it fit; `within` where groups were counted,
-    if not in all of the array.
+    if not in all of the array; `turned` whether it is known to fit along its other axis.
     """
     if status is None:
         return
@@ -69,7 +70,7 @@ def refuse(
         way_out += "; sparse24.hybrid keeps every element"
     if argument in ("mask", "like"):
         fault, way_out = "keeps more than 2 elements", "keep at most 2, as sparse24.mask(x) does"
-    if argument == "like":
+    if argument == "like" or (turned and argument == "x"):
         way_out = f"its groups run along the other axis: pass axis={-3 - axis}"
     place = place_of_group(first, shape, _spec.GROUP, axis)
     raise PatternError(

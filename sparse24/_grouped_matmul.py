@@ -21,11 +21,12 @@ from sparse24._grouped import fuse as grouped_fuse
 from sparse24._grouped import offsets as grouped_offsets
 from sparse24._grouped import replay as grouped_replay
 from sparse24._grouped.dispatch import Grouped
+from sparse24._matmul import embedded
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24._target import Result, restored
-from sparse24.formats.quantised import Quantised24Array
-from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.base import SparseArray
+from sparse24.formats.products_24 import Products24
 
 
 def grouped_matmul(
@@ -37,8 +38,9 @@ def grouped_matmul(
 
     Parameters
     ----------
-    As : Sparse24Array or Quantised24Array, shape (e, m, k)
-        A matrix for each of e experts, groups along the last axis.
+    As : Sparse24Array, Quantised24Array or NMArray, shape (e, m, k)
+        A matrix for each of e experts, groups along the last axis; in n:m those that 2:4 can hold,
+        such as 1:4.
     b : array, shape (k, t)
         Tokens as columns, sorted by expert.  The fast layout is that of a transposed (t, k)
         array: each token's elements are contiguous.
@@ -84,7 +86,7 @@ def grouped_matmul(
     A `b` or an `out` of another layout, such as C order, goes through a copy.  Other types take one
     product for each expert that has tokens.  For these, offsets on a GPU are copied to the host,
     which waits, and validated; a graph can only be captured with offsets on the host, which it
-    keeps.
+    keeps.  The first product of an `NMArray` converts it, which waits.
 
     Types are promoted, and sums accumulated, as in `matmul`.
 
@@ -119,8 +121,8 @@ def grouped_linear(
     ----------
     x : array, shape (t, k)
         Tokens, sorted by expert.
-    As : Sparse24Array or Quantised24Array, shape (e, m, k)
-        The weights, groups along the last axis.
+    As : Sparse24Array, Quantised24Array or NMArray, shape (e, m, k)
+        The weights, as for `grouped_matmul`.
     bias : array, shape (e, m), optional
         On the device of the operands.
     offsets : array or list of integers, shape (e + 1,)
@@ -199,6 +201,7 @@ def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool =
 
     `by_rows`: tokens are the rows of `x` and of the result, not the columns.
     """
+    As = embedded(As)
     a = _experts(As)
     key = grouped_replay.signature(x, out, offsets, call, by_rows=by_rows, gated=gated)
     known = _replay.find(As._plans, key, x)
@@ -237,11 +240,16 @@ def _check_tokens(shape: tuple[int, ...], of_experts: tuple[int, ...], *, by_row
 
 def _experts(As) -> Operand24:
     """The matrices of the experts, stored along their rows."""
-    if not isinstance(As, Sparse24Array | Quantised24Array):
+    if not isinstance(As, Products24):
+        way_out = (
+            "compress the stacked weights, sparse24.compress(w), or numpy.stack those of single "
+            "experts"
+        )
+        if isinstance(As, SparseArray):
+            way_out = "multiply the tokens of each expert by its own matrix, with sparse24.linear"
         raise DTypeError(
-            "As must be a Sparse24Array or Quantised24Array of shape (e, m, k), got "
-            f"{_check.shown(As)}; compress the stacked weights, sparse24.compress(w), or "
-            "numpy.stack those of single experts"
+            "As must be a Sparse24Array, Quantised24Array or NMArray that 2:4 can hold, of shape "
+            f"(e, m, k), got {_check.shown(As)}; {way_out}"
         )
     if As.ndim != 3:
         raise ShapeError(
@@ -258,7 +266,7 @@ def _experts(As) -> Operand24:
 
 def explained(As, b, out, offsets, call: Call, *, gated: bool) -> tuple[str, str]:
     """What would multiply, and why, for the options of `grouped_matmul`; nothing runs."""
-    a, call = _experts(As), _product.with_own_type(call, b)
+    a, call = _experts(embedded(As)), _product.with_own_type(call, b)
     with _foreign_streams.stream_of(b):
         tokens, _, _ = _product.taken(b, a, call, "b")
         _check_tokens(tokens.shape, a.shape, by_rows=False)

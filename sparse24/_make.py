@@ -16,7 +16,7 @@ def asarray(x, *, dtype=None):
 
     Parameters
     ----------
-    x : Sparse24Array, Quantised24Array, array or scipy.sparse matrix
+    x : Sparse24Array, Quantised24Array, NMArray, HybridArray, array or scipy.sparse matrix
         Anything but the first two must obey 2:4, which is checked; this waits for the device.
     dtype : dtype, optional
         Convert to this type, as `astype` does: a quantised array of another one is dequantised.

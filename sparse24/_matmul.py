@@ -65,10 +65,10 @@ def matmul(
         its own, and other formats have no choice.
     a_dtype, b_dtype : dtype, optional
         Logical type of a plain operand that carries fp8 bits as ``uint8``.  For a sparse operand
-        it can only be the type that this has.
+        it can only be the type that this has.  For the same formats as `algorithm`.
     fast_accumulation : bool, default True
         fp8 on Hopper: keep sums inside the tensor core (14 bits of mantissa).  ``False``
-        adds them up in float32 at short intervals.
+        adds them up in float32 at short intervals.  For the same formats as `algorithm`.
     precision : {"full", "tf32"}
         ``"tf32"`` multiplies a float32 `NMArray` of pattern (1, 2) on the sparse tensor cores
         of Hopper, which round both operands to TF32 (10 bits of mantissa).

@@ -212,7 +212,8 @@ def checked(call: Call) -> Call:
     """A call of these formats; refuses options that only the kernels of 2:4 have."""
     if not call.fits_all_formats:
         raise ArgumentError(
-            "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
+            "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands, "
+            "Quantised24Array ones and n:m ones that 2:4 can hold; drop them, but "
             "HybridArray.matmul takes algorithm="
         )
     return call

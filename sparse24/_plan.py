@@ -21,7 +21,7 @@ from sparse24 import (
 )
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
-from sparse24._matmul import check_algorithm
+from sparse24._matmul import check_algorithm, embedded
 from sparse24._named_operands import made, without_dtype
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._promotion import promoted_integers
@@ -133,7 +133,7 @@ def plan(
 
     Parameters
     ----------
-    a : Sparse24Array or Quantised24Array, shape (m, k)
+    a : Sparse24Array, Quantised24Array, or NMArray that 2:4 can hold, such as 1:4, shape (m, k)
     b_spec : array or (shape, dtype)
         An array like the coming ones, or its shape and dtype (row order).
     dtype, epilogue, algorithm
@@ -177,6 +177,7 @@ def plan(
     >>> y.shape, y.flags.c_contiguous
     ((8, 64), True)
     """
+    a = embedded(a)
     if not isinstance(a, Products24):
         way_out = "make one with sparse24.compress"
         if isinstance(a, SparseArray):
@@ -187,7 +188,9 @@ def plan(
             way_out = "pass its .to_array()"
         if hasattr(b_spec, "to_array"):
             way_out = "x @ W.T: plan(W.to_array(), x.T, out_order='column')"
-        raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; {way_out}")
+        raise ArgumentError(
+            f"a must be a Sparse24Array or Quantised24Array, got {type(a).__name__}; {way_out}"
+        )
     _check.one_of(out_order, ("row", "column"), argument="out_order")
     check_algorithm(algorithm)
     options = {"dtype": dtype, "epilogue": epilogue, "algorithm": algorithm}

@@ -109,9 +109,9 @@ def report(pruned, dense=None, *, pattern=None, axis=None) -> Report:
 
     Parameters
     ----------
-    pruned : array, Sparse24Array, NMArray, or mapping of names to such
+    pruned : array, sparse array of any format, or mapping of names to such
         The weights after pruning.
-    dense : array or mapping of names to arrays, optional
+    dense : array, sparse or not, or mapping of names to such, optional
         The weights before, for the kept energy and magnitude.
     pattern : tuple (n, m), optional
         By default that of each compressed array, and (2, 4) for others.

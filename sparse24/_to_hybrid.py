@@ -17,8 +17,9 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     Parameters
     ----------
     w : array or sparse matrix, shape (m, k)
-        NumPy, CuPy, torch or any DLPack array, any strides; or a scipy or cupyx sparse matrix.
-        Elements are float16, bfloat16, float32, float64 or int8; other types need `dtype`.
+        NumPy, CuPy, torch or any DLPack array, any strides; or a sparse matrix of sparse24, scipy
+        or cupyx.  Elements are float16, bfloat16, float32, float64 or int8; other types need
+        `dtype`.
     n_hint : int, optional
         Expected number of columns of the dense operands, for which the tiles are stored; 16
         if not given.  The kernel of a product is chosen by its own number of columns in any case.
@@ -29,7 +30,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     Returns
     -------
     HybridArray
-        On the device of `w`.
+        On the device of `w`; of a `HybridArray` without `n_hint` what ``w.astype(dtype)`` gives,
+        or `w` itself.
 
     Raises
     ------
@@ -39,6 +41,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
         If the element type has no hybrid kernels.
     ArgumentError
         If `n_hint` is not a positive integer.
+    PatternError
+        If `w` is a `Sparse24Array` whose deferred check fails.
     UnsupportedError
         If a matrix that is stored in tiles on a GPU has more than 4194240 rows, which is 65535
         rows of tiles.
@@ -78,10 +82,28 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     >>> bool(np.allclose(h @ b, w @ b, atol=1e-4))
     True
     """
+    from sparse24.formats.base import SparseArray
     from sparse24.formats.hybrid import HybridArray
 
+    if isinstance(w, SparseArray):
+        w = w if dtype is None else w.astype(dtype)
+        if isinstance(w, HybridArray) and n_hint is None:
+            return w
+        w, dtype = _elements_of(w), w.dtype
     home = w.data if _arrays.is_cupyx_sparse(w) else w  # where and in whose order work goes
     with _foreign_streams.stream_of(home):
         made = HybridArray.build(w, n_hint=n_hint, dtype=dtype)
         _arrays.settle(made.stored.home)  # products may run on other streams
     return made
+
+
+def _elements_of(array):
+    """What a hybrid matrix is built from in place of a sparse array of this library."""
+    from sparse24.formats.hybrid import HybridArray
+    from sparse24.formats.two_four import Sparse24Array
+
+    if isinstance(array, HybridArray):
+        return array._source()
+    if isinstance(array, Sparse24Array):
+        array.check()  # what it has lost cannot be seen in its dense form
+    return array.toarray()

@@ -150,7 +150,8 @@ def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
     a = a.to_device("cpu")
     if a.ndim != 2 or a.axis != -1 or a.shape[1] % _spec.GROUP:
         raise ShapeError(
-            f"the bitmask form holds a matrix with k a multiple of 4 and axis -1, got {a!r}"
+            f"the bitmask form holds a matrix with k a multiple of 4 and axis -1, got {a!r}; "
+            "take matrices of a batch one by one, and of one with axis -2 the transpose"
         )
     from sparse24.kernels import reference
 

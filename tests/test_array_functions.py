@@ -166,6 +166,18 @@ def test_sparse_arrays_are_compressed_anew():
     np.testing.assert_array_equal(s24.asarray(other).toarray(), np.eye(8))
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_sparse_arrays_along_the_other_axis_name_it(rng, axis):
+    """Pruning them, as dense arrays that do not fit, would lose elements."""
+    a = s24.random((128, 128), rng=rng)
+    for array in (a, s24.quantise(a)):
+        array = array if axis == -1 else array.T
+        with pytest.raises(s24.PatternError, match=f"the other axis: pass axis={axis}$"):
+            s24.compress(array, axis=-3 - axis)
+        again = s24.compress(array, axis=axis)
+        np.testing.assert_array_equal(again.toarray(), array.toarray())
+
+
 @pytest.mark.parametrize("shape", [8, (8,), (-1, 4), ("a", 4), (2.5, 4)])
 def test_shapes_are_whole_numbers(shape):
     with pytest.raises(s24.ShapeError, match=r"shape must be \(\.\.\., m, k\), whole numbers"):

@@ -85,6 +85,13 @@ def test_rows_that_are_not_what_the_source_says_are_refused(read, error, message
         s24.compress_stream(source, rows=3, device="cpu")
 
 
+@pytest.mark.parametrize("make", [s24.compress, s24.hybrid])
+def test_sparse_arrays_are_refused_before_a_block_is_read(make):
+    for call in (s24.compress_stream, s24.compress_blocks):
+        with pytest.raises(s24.DTypeError, match=r"x must be a dense array, got .*toarray"):
+            call(make(np.eye(8)))
+
+
 @pytest.mark.gpu
 @pytest.mark.stem("compress")
 def test_a_matrix_larger_than_the_memory_that_cupy_may_use(rng):

@@ -31,6 +31,16 @@ def test_every_type_is_right_for_each_expert(rng, name, size):
     assert_close(y, case.exact.T, name, size[1])
 
 
+def test_experts_in_n_m_that_24_can_hold_are_those_of_24(rng):
+    case = layer(rng)
+    experts = s24.compress(case.experts, pattern=(1, 4), on_excess="prune")
+    options = {"offsets": case.offsets, "activation": "relu"}
+    for _ in range(2):
+        got = s24.grouped_linear(case.x, experts, **options)
+        np.testing.assert_array_equal(got, s24.grouped_linear(case.x, experts.to_24(), **options))
+    assert s24.explain(experts, case.x.T, offsets=case.offsets).chosen == "cpu"
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float32", "int8"])
 def test_results_have_the_bits_of_single_products(rng, name):
     case = layer(rng, name, 65, 130, (3, 0, 40, 1))

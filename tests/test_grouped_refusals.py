@@ -40,7 +40,8 @@ def test_other_operands_are_refused():
     experts, b = s24.random((3, 4, 8), rng=0), np.ones((8, 5), np.float32)
     dense = experts.toarray()
     refused(s24.DTypeError, r"As must be a Sparse24Array.*ndarray of shape \(3, 4, 8\)", dense, b)
-    refused(s24.DTypeError, "As must be a Sparse24Array", s24.compress(dense, pattern=(4, 8)), b)
+    refused(s24.DTypeError, r"As must be .*, got NMArray .*; multiply .* sparse24\.linear",
+            s24.compress(dense, pattern=(4, 8)), b)  # fmt: skip
     refused(s24.DTypeError, r"As must be .*, got \[<Sparse24Array", [experts[0]], b)
     refused(s24.ShapeError, r"As must have shape \(e, m, k\).*\(4, 8\); .* matmul", experts[0], b)
     refused(s24.UnsupportedError, r"last axis, got axis=-2; pass As\.mT .*transp", experts.mT, b)

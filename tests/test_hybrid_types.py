@@ -77,6 +77,39 @@ def test_on_the_cpu_a_product_is_remembered_where_operands_are_converted(
     np.testing.assert_array_equal(first[1], h.toarray() @ x.T)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_fp8_is_refused_whatever_the_elements_are(rng, dtype):
+    """Also where none of them becomes zero, so that the tiles could stay."""
+    whole = s24.random((64, 128), dtype="int8", rng=rng).toarray()
+    rows = scipy.sparse.random_array((2000, 1000), density=1e-4, rng=rng, dtype=np.float32)
+    for h in (hybrid(whole), hybrid(whole.astype(np.float32)), hybrid(rows)):
+        with pytest.raises(DTypeError, match=f"for a hybrid matrix, got {dtype}; name one of"):
+            h.astype(dtype)
+
+
+def test_sparse_arrays_of_every_format_are_taken(rng):
+    a = s24.random((64, 256), dtype="float16", rng=rng)
+    one = s24.compress(a, pattern=(1, 4), on_excess="prune")
+    for array in (a, a.T, one, one.T, s24.quantise(a), hybrid(a.toarray(), n_hint=2)):
+        h = hybrid(array, n_hint=8)
+        assert (type(h), h.dtype, h.n_hint) == (s24.HybridArray, np.float16, 8)
+        np.testing.assert_array_equal(h.toarray(), array.toarray())
+        wide = hybrid(array, dtype="float64")
+        np.testing.assert_array_equal(wide.toarray(), array.astype("float64").toarray())
+    assert hybrid(h) is h
+    nearly_empty = hybrid(scipy.sparse.eye_array(5000, format="csr", dtype=np.float32))
+    assert hybrid(nearly_empty, n_hint=3).stored.is_listed
+
+
+def test_what_a_hybrid_matrix_cannot_hold_is_refused_of_sparse_arrays_too(rng):
+    with pytest.raises(DTypeError, match="for a hybrid matrix, got float8_e5m2; name one"):
+        hybrid(s24.random((4, 8), dtype="float8_e5m2", rng=rng))
+    with pytest.raises(s24.ShapeError, match="build one hybrid matrix for each"):
+        hybrid(s24.random((2, 4, 8), rng=rng))
+    with pytest.raises(s24.PatternError, match="more than 2 non-zeros"):
+        hybrid(s24.compress(np.ones((4, 8), np.float32), check="deferred"))
+
+
 def test_numpys_whole_numbers_are_whole_numbers():
     h = hybrid(np.eye(4, dtype=np.float32), n_hint=np.int64(3))
     assert h.explain()["n"] == 3

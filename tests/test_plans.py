@@ -46,6 +46,16 @@ def test_plans_execute_on_the_cpu(rng):
         s24.plan(a, (32, 4, np.float32))
 
 
+def test_plans_take_n_m_that_24_can_hold(rng):
+    a = s24.compress(rng.standard_normal((16, 32)), pattern=(1, 4), on_excess="prune")
+    x = rng.standard_normal((32, 4))
+    p = s24.plan(a, x)
+    assert p.chosen == s24.explain(a, x).chosen
+    np.testing.assert_array_equal(p.execute(x), a @ x)
+    with pytest.raises(s24.ArgumentError, match="got NMArray; arrays of other formats compile"):
+        s24.plan(s24.compress(np.eye(8), pattern=(4, 8)), ((8, 4), np.float64))
+
+
 def _fp8(rng):
     """A 2:4 matrix of fp8, a dense operand, and its bits."""
     a = s24.random((64, 32), dtype="float8_e4m3fn", rng=0)

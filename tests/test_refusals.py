@@ -152,8 +152,15 @@ def test_transpose_is_t(a):
 
 
 def test_a_batch_is_transposed_by_mt(rng):
+    batch = s24.random((3, 4, 8), rng=rng)
+    for turned in (batch.transpose((0, 2, 1)), batch.transpose(0, -1, -2), np.moveaxis(batch, 1, 2),
+                   np.transpose(batch, (0, 2, 1))):  # fmt: skip
+        np.testing.assert_array_equal(turned.toarray(), batch.mT.toarray())
     with pytest.raises(s24.ArgumentError, match=r"use \.mT"):
-        s24.random((3, 4, 8), rng=rng).transpose()
+        batch.transpose()
+    for axes in ((1, 0, 2), (2, 1, 0), (1, 0)):
+        with pytest.raises(s24.ArgumentError, match=r"must be \(0, 2, 1\), got .*; use \.mT"):
+            batch.transpose(axes)
 
 
 def test_the_last_axes_are_exchanged_by_numpy_as_well(a, rng):
@@ -273,7 +280,7 @@ def test_scipy_is_told_by_what_it_calls_sparse(a):
             call(operator)
 
 
-@pytest.mark.parametrize("call", [s24.prune, s24.mask, s24.is_24, s24.check_24, s24.hybrid])
+@pytest.mark.parametrize("call", [s24.prune, s24.mask, s24.is_24, s24.check_24])
 def test_functions_of_dense_arrays_name_what_is_compressed(call, a):
     with pytest.raises(s24.DTypeError, match=rf"must be a dense array, got {type(a).__name__}"):
         call(a)

@@ -96,6 +96,8 @@ def test_names_of_other_arrays_lead_to_the_array_before(rng):
         words = rf"no attribute '{name}'; use A{re.escape(way)} of the n:m array A, before A\.win"
         with pytest.raises(AttributeError, match=words):
             getattr(windows, name)
+    with pytest.raises(AttributeError, match=r"use sparse24\.save_.* with the n:m array A, before"):
+        windows.save  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no attribute 'asytpe'$"):
         windows.asytpe  # noqa: B018
 
