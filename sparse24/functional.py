@@ -29,6 +29,7 @@ from sparse24._prune import mask as choose_mask
 from sparse24._schedule.arrays import level, select
 from sparse24._schedule.gradients import compress_mvue_24, sr_ste_gradient
 from sparse24._train_rule import checked_rule
+from sparse24.formats.base import SparseArray
 from sparse24.formats.two_four import Sparse24Array
 
 __all__ = ["Saved", "linear", "linear_backward", "pack"]
@@ -265,9 +266,11 @@ def _check_own(x, argument: str) -> None:
     _check.is_array(x, argument=argument)
     if isinstance(x, np.ndarray) or _arrays.is_cupy(x):
         return
+    way_out = "layers of torch and JAX are in sparse24.torch and sparse24.jax"
+    if isinstance(x, SparseArray):
+        way_out = "pass its .toarray(), or multiply by a weight that stays with sparse24.linear"
     raise DTypeError(
-        f"{argument} must be a dense array of NumPy or CuPy, got {type(x).__name__}; layers of "
-        "torch and JAX are in sparse24.torch and sparse24.jax"
+        f"{argument} must be a dense array of NumPy or CuPy, got {type(x).__name__}; {way_out}"
     )
 
 
