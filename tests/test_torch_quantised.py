@@ -12,7 +12,7 @@ from torch_cases import CLOSE  # noqa: E402
 from torch_quantised_cases import BITS, NARROW, TYPES, K, M, close, layers, packed  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
-from sparse24 import _quantised  # noqa: E402
+from sparse24 import _dispatch, _quantised  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._torch import factors  # noqa: E402
 
@@ -164,6 +164,26 @@ def test_products_on_the_cpu_keep_what_they_dequantise(backend, dequantisations,
         for _ in range(2):
             close(run(x), wanted(x))
         assert dequantisations == ["float32"] * 2
+
+
+@pytest.mark.parametrize("tokens", [1, MANY])
+@pytest.mark.parametrize("bits", BITS)
+def test_products_on_the_cpu_are_planned_once(monkeypatch, bits, tokens):
+    planned, fill = [], _dispatch.fill
+    monkeypatch.setattr(_dispatch, "fill", lambda *given: planned.append(given) or fill(*given))
+    weight, dense = packed(bits)
+    for product in (
+        lambda w, x, y, bias: torch.nn.functional.linear(x, w),
+        lambda w, x, y, bias: torch.nn.functional.linear(x, w, bias),
+        lambda w, x, y, bias: y @ w,
+        lambda w, x, y, bias: w @ x.T,
+        lambda w, x, y, bias: w.T @ y.T,
+    ):
+        for again in (False, True):
+            given = torch.randn(tokens, K), torch.randn(tokens, M), torch.randn(M)
+            planned.clear()
+            close(product(weight, *given), product(dense, *given))
+            assert not (again and planned)
 
 
 @pytest.mark.parametrize("part", [lambda a: a[16:], lambda a: a[16:][16:], lambda a: a.t()[:, 16:]])

@@ -83,11 +83,39 @@ def test_each_token_has_its_own_expert(device, dtype, stored):
         assert_gradients(got, want, x)
 
 
-def test_many_matrices_take_several_products(monkeypatch):
-    monkeypatch.setattr(quantised_experts, "MOST_GROUPS", 2)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_written_is_seen(mode):
+    weight, other = (packed(shape=SHAPE)[0].clone() for _ in range(2))
+    numbers, x = torch.tensor([2, -3, 0, 1, 2]), torch.randn(5, K, 1)
+    with mode():
+        some, more = weight[numbers], weight[numbers]
+        want = torch.bmm(some.to_dense(), x)
+        close(torch.bmm(some, x), want)
+        more.copy_(other[numbers])
+        close(torch.bmm(more, x), torch.bmm(other.to_dense()[numbers], x))
+        weight.copy_(other)
+        close(torch.bmm(some, x), want)
+        numbers[:] = 0
+        close(torch.bmm(some, x), want)
+
+
+def test_chosen_matrices_multiply_by_the_stack(monkeypatch):
+    """Which keeps what it has prepared."""
+    seen, linear = [], quantised_experts.linear
+    monkeypatch.setattr(quantised_experts, "linear", lambda *a: seen.append(a[1]) or linear(*a))
     weight, dense = packed(shape=SHAPE)
     numbers, x = torch.tensor([2, 0, 0, 1, 2]), torch.randn(5, K)
     close(expert_of_each_token(x, weight, numbers), expert_of_each_token(x, dense, numbers))
+    (stack,) = seen
+    assert stack.parts[0].data_ptr() == weight.parts[0].data_ptr()
+
+
+def test_many_matrices_take_several_products(monkeypatch):
+    monkeypatch.setattr(quantised_experts, "MOST_GROUPS", 2)
+    weight, dense = packed(shape=SHAPE)
+    some, dense = (torch.cat([a, a]) for a in (weight, dense))
+    x = torch.randn(2 * E, K, 3)
+    close(torch.bmm(some, x), torch.bmm(dense, x))
 
 
 def test_it_is_compiled():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse24._errors import UnsupportedError
+from sparse24._torch import chosen
 from sparse24._torch.matrix import PackedMatrix
 
 _aten = torch.ops.aten
@@ -60,6 +61,7 @@ def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         given = [part.clone() for part in (*given[2:], *given[:2])]  # it may be `to` itself, turned
     for part, new in zip(to.parts, given, strict=False):  # `to` may have one orientation
         part.copy_(new, non_blocking)
+        chosen.forget(part)
         torch.autograd.graph.increment_version(part)  # which torch does not do below its dispatch
     return to
 

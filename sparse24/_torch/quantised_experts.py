@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse24._errors import DTypeError, UnsupportedError
 from sparse24._grouped_matmul import linear_of_experts
-from sparse24._torch import grouped_ops, quantised_ops
+from sparse24._torch import chosen, grouped_ops, quantised_ops
 from sparse24._torch import matmul as torch_matmul
 from sparse24._torch.check import check_experts, refuse_onnx
 from sparse24._torch.matrix import PackedMatrix, undefined
@@ -117,6 +117,9 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
         return bmm(b.mT, a.mT).mT
     if not isinstance(b, PackedMatrix) or not b.stacked:
         return torch_matmul.bmm(a, b)
+    known = chosen.find(b.parts[0])
+    if known is not None and a.shape[1] == 1:
+        return _of_stack(a[:, 0], b, known)[:, None]
     experts, each, k = a.shape
     if experts > MOST_GROUPS:  # in one launch
         pairs = zip(a.split(MOST_GROUPS), b.split(MOST_GROUPS), strict=True)
@@ -126,6 +129,17 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     x = a.reshape(experts * each, k)
     y = linear(x, of_rows, None, check_experts(x, of_rows, None, None, offsets))
     return y.view(experts, each, b.shape[2])
+
+
+def _of_stack(x: Tensor, copies: PackedMatrix, known: chosen.Chosen) -> Tensor:
+    """``x[i] @ copies[i]``, by the stack that these are of: tokens are sorted for it, and back."""
+    experts = len(known.part)
+    stack = copies.like([known.part], (experts, *copies.shape[1:]), copies.turned).mT
+    numbers, order = known.numbers.sort()
+    offsets = torch.searchsorted(numbers, torch.arange(experts + 1, device=x.device))
+    rows = x[order]
+    y = linear(rows, stack, None, check_experts(rows, stack, None, None, offsets))
+    return torch.empty_like(y).index_copy_(0, order, y)
 
 
 RULES: dict[Any, Callable[..., Any]] = {

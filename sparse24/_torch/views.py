@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sparse24._errors import OutOfRangeError, ShapeError
+from sparse24._torch import chosen
 from sparse24._torch.matrix import PackedMatrix, undefined
 
 _aten = torch.ops.aten
@@ -98,6 +99,8 @@ def take(a: PackedMatrix, places: list[torch.Tensor | None]) -> PackedMatrix:
     if not a.stacked or len(places) != 1 or places[0] is None or places[0].ndim != 1:
         raise undefined(_aten.index.Tensor)
     parts = [part[places[0]] for part in a.parts]
+    for copied, part in zip(parts, a.parts, strict=True):
+        chosen.note(copied, part, places[0])
     return a.like(parts, (len(parts[0]), *a.shape[1:]), a.turned)
 
 
