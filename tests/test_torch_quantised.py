@@ -9,10 +9,20 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE  # noqa: E402
-from torch_quantised_cases import BITS, NARROW, TYPES, K, M, close, layers, packed  # noqa: E402
+from torch_quantised_cases import (  # noqa: E402
+    BITS,
+    NARROW,
+    TYPES,
+    K,
+    M,
+    close,
+    counted_dequantisations,
+    layers,
+    packed,
+)
 
 import sparse24 as s24  # noqa: E402
-from sparse24 import _dispatch, _quantised  # noqa: E402
+from sparse24 import _dispatch  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._torch import factors  # noqa: E402
 
@@ -28,10 +38,7 @@ F = torch.nn.functional
 @pytest.fixture
 def dequantisations(monkeypatch):
     """The types to which a matrix is dequantised."""
-    found, whole = [], _quantised.dequantised
-    count = lambda record, dtype: found.append(dtype.name) or whole(record, dtype)  # noqa: E731
-    monkeypatch.setattr(_quantised, "dequantised", count)
-    return found
+    return counted_dequantisations(monkeypatch, lambda record, dtype: dtype.name)
 
 
 # --- arrays beside tensors ----------------------------------------------------------------

@@ -9,10 +9,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from test_torch_experts import COUNTS, looped, offsets_of  # noqa: E402
-from torch_quantised_cases import BITS, TYPES, close, packed  # noqa: E402
+from torch_quantised_cases import (  # noqa: E402
+    BITS,
+    TYPES,
+    close,
+    counted_dequantisations,
+    packed,
+)
 
 import sparse24 as s24  # noqa: E402
-from sparse24 import _quantised  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 
 E, M, K = len(COUNTS), 128, 256
@@ -206,10 +211,7 @@ def test_activation_and_gate_in_compiled_code(compiles_anew):
 @pytest.fixture
 def dequantisations(monkeypatch):
     """The shapes of what is dequantised."""
-    found, whole = [], _quantised.dequantised
-    count = lambda record, dtype: found.append(record.shape) or whole(record, dtype)  # noqa: E731
-    monkeypatch.setattr(_quantised, "dequantised", count)
-    return found
+    return counted_dequantisations(monkeypatch, lambda record, dtype: record.shape)
 
 
 @pytest.mark.parametrize("kind", [ByTorch, ByUs, ByLoop])

@@ -131,20 +131,6 @@ def test_arrays_become_tensors_and_tensors_arrays(device):
         st.to_sparse_semi_structured(s24.quantise(s24.prune(torch.randn(2, *SHAPE))))
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", [SHAPE, (2, 50, 300)])
-def test_a_state_is_saved_and_loaded(tmp_path, device, shape, bits, turned):
-    weight, _ = stack(bits, shape, torch.bfloat16, device)
-    weight = weight.mT if turned else weight
-    torch.save({"weight": weight}, tmp_path / "a.pt")
-    for place in ("cpu", device):
-        again = torch.load(tmp_path / "a.pt", map_location=place)["weight"]
-        assert repr(again) == repr(weight).replace(str(weight.device), str(again.device))
-        assert torch.equal(again.to_dense().cpu(), weight.to_dense().cpu())
-    assert torch.load(tmp_path / "a.pt", map_location="meta")["weight"].shape == weight.shape
-
-
 def test_a_layer_is_loaded_copied_and_pickled():
     layer = torch.nn.Module()
     layer.up = torch.nn.Parameter(stack()[0], requires_grad=False)

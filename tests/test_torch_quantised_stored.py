@@ -111,9 +111,10 @@ def test_what_would_round_again_is_refused():
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_state_is_saved_and_loaded(tmp_path, device, bits, turned):
-    weight, _ = packed(bits, (50, 300), torch.bfloat16, device)
-    weight = weight.t() if turned else weight
+@pytest.mark.parametrize("shape", [(50, 300), (2, 50, 300), (3, M, K)])
+def test_a_state_is_saved_and_loaded(tmp_path, device, shape, bits, turned):
+    weight, _ = packed(bits, shape, torch.bfloat16, device)
+    weight = weight.mT if turned else weight
     torch.save({"weight": weight}, tmp_path / "a.pt")
     for place in ("cpu", device):
         again = torch.load(tmp_path / "a.pt", map_location=place)["weight"]

@@ -8,6 +8,7 @@ import torch
 from torch_cases import CLOSE
 
 import sparse24 as s24
+from sparse24 import _quantised
 from sparse24 import torch as st
 
 M, K = 48, 256
@@ -33,6 +34,14 @@ def layers(bits=4, dtype=torch.float32, device="cpu"):
     ours.weight = torch.nn.Parameter(weight, requires_grad=False)
     wanted.weight.copy_(dense)
     return ours, wanted
+
+
+def counted_dequantisations(monkeypatch, fact):
+    """A list that gets ``fact(record, dtype)`` of each record that is dequantised from here on."""
+    found, whole = [], _quantised.dequantised
+    count = lambda record, dtype: found.append(fact(record, dtype)) or whole(record, dtype)  # noqa: E731
+    monkeypatch.setattr(_quantised, "dequantised", count)
+    return found
 
 
 def close(got, want):
