@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparse24._dtypes import OF_16_BITS, numpy_dtype
 from sparse24._records import PLAIN, Compressed24, Problem
-from sparse24.kernels import bricks, grouped, loader, sparse_tile, tensor_map
+from sparse24.kernels import (
+    bricks,
+    decode_launch,
+    grouped,
+    loader,
+    sparse_quantised,
+    sparse_tile,
+    tensor_map,
+)
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.chip import chip
+from sparse24.kernels.decode_launch import LINE
+from sparse24.kernels.decode_tiles import LEAST_STAGES
 from sparse24.kernels.grouped import GATED, OFFSETS, REMEMBERED, Operands, Types
 from sparse24.kernels.grouped_quantised_configs import choose, fitting, place, sized, table_of
 from sparse24.kernels.launch import Launch
-from sparse24.kernels.sparse_quantised_plan import LEAST_STAGES, Config
+from sparse24.kernels.sparse_quantised import by_blocks
+from sparse24.kernels.sparse_quantised_plan import Config
 
 NAME = "grouped_quantised"
 BAND = 8  # tiles along m that run together
-LINE = 128  # bytes of a column of b in a box of the TMA
 ITEM = 2  # bytes of an element of b
 
 
@@ -30,13 +39,8 @@ def refuses(problem: Problem, *, gated: bool = False) -> str | None:
     As `grouped_wgmma.refuses`, for quantised matrices.
     """
     p = problem
-    if not p.quantised:
-        return "A is not quantised"
-    if p.compute_capability < 90:
-        return f"the TMA needs compute capability 9.0, the device has {p.compute_capability}"
-    if p.dtype != p.b_dtype or p.b_dtype not in OF_16_BITS:
-        return f"the kernel multiplies by {', '.join(OF_16_BITS)}, not by {p.b_dtype} as {p.dtype}"
-    refusal = grouped.refuses(problem, bricks.ROWS if gated else None)
+    refusal = sparse_quantised.refuses_types(p) or decode_launch.refuses_chip(p)
+    refusal = refusal or grouped.refuses(problem, bricks.ROWS if gated else None)
     if refusal is None and not fitting(p.quantised, p.batch, p.compute_capability):
         return f"shared memory has no room for {LEAST_STAGES} stages beside {p.batch} groups"
     return refusal
@@ -58,15 +62,9 @@ def bind(
     Parameters are those of `grouped.operands`, with bricks for `a`; `config` is by default the tile
     of `tile_of`.
     """
-    of = grouped.operands(_by_blocks(a), b, out, offsets, params)
+    of = grouped.operands(by_blocks(a), b, out, offsets, params)
     config = config or tile_of(of.groups, a.m, of.columns, a)
     return _launch(of, types, a.quantised, config, a.values.device.id)
-
-
-def _by_blocks(a: Compressed24) -> Compressed24:
-    """The record with the bricks of 16 rows as a row of bytes, as which a launch addresses them."""
-    groups, blocks, *_ = a.values.shape
-    return replace(a, values=a.values.reshape(groups, blocks, -1))
 
 
 @functools.lru_cache(maxsize=REMEMBERED)

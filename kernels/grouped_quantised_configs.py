@@ -6,8 +6,9 @@ import functools
 
 from sparse24._records import Problem
 from sparse24.kernels import sparse_quantised_plan as plan
+from sparse24.kernels.decode_tiles import LEAST_STAGES, Tile
 from sparse24.kernels.grouped import REMEMBERED, table_bytes
-from sparse24.kernels.sparse_quantised_plan import LEAST_STAGES, Config, Tile
+from sparse24.kernels.sparse_quantised_plan import Config
 
 # For few tiles with long rows; then for few columns of a group, for some, many and most.  With 8
 # bits only shorter stages of the wide ones fit.  The last needs no instructions of warpgroups.

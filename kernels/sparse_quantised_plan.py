@@ -3,94 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from sparse24._dtypes import TABLE
 from sparse24._records import Problem
-from sparse24.kernels import bricks, sparse_tile
-from sparse24.kernels.sparse_tile import TileConfig
+from sparse24.kernels import bricks, decode_tiles
+from sparse24.kernels.decode_tiles import DEALING, LEAST_STAGES, Tile, tiles
 
-LEAST_STAGES = 2
 AHEAD = 4  # stages of a settled A that are asked for before b may be read, at most
-BARRIERS = 16  # bytes of the two barriers of a stage
-BESIDE = 1 << 10  # bytes of shared memory that each block takes beside its own
 PERIOD = 1 << 10  # of the swizzle of b, on which stages begin
-WARP, WARPGROUP = 32, 128  # threads that fetch, of which one asks for stages
-DEALING = 128  # columns of a tile whose consumers need the registers of a warpgroup that fetches
-
-
-class Tile(NamedTuple):
-    """What `Config` has of its own: all but what follows from the problem."""
-
-    m: int
-    n: int
-    k: int
-    warps: tuple[int, int, int]
-    blocks: int
-    wgmma: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """One specialisation, and how many of its blocks a multiprocessor has room for.
-
-    Attributes
-    ----------
-    m, n, k : int
-        Tile of a block, and the K extent of a stage.
-    warps : tuple of int
-        Warps along M, n and K.
-    stages : int
-        Of the ring.
-    blocks : int
-        Of a multiprocessor.
-    by_rows : bool
-        Whether rows of b are contiguous, not columns.
-    wgmma : bool
-        Whether warpgroups multiply, four warps along M to 64 rows.
-    """
-
-    m: int
-    n: int
-    k: int
-    warps: tuple[int, int, int]
-    stages: int
-    blocks: int
-    by_rows: bool = False
-    wgmma: bool = False
-
-    @property
-    def name(self) -> str:
-        warps = "x".join(map(str, self.warps))
-        by, kind = "r" * self.by_rows, "g" if self.wgmma else "w"
-        return f"{self.m}x{self.n}x{self.k}_{kind}{warps}_s{self.stages}_b{self.blocks}{by}"
-
-    @property
-    def tile(self) -> TileConfig:
-        """The tile as `sparse_tile` describes tiles."""
-        return TileConfig(
-            self.m, self.n, self.k, self.warps, self.stages, blocks=self.blocks, wgmma=self.wgmma
-        )
-
-    @property
-    def threads(self) -> int:
-        return self.tile.threads + (WARPGROUP if self.n >= DEALING else WARP)
+class Config(decode_tiles.Config):
+    """One specialisation."""
 
     def stage_bytes(self, problem: Problem) -> int:
         """Shared memory of a stage: bricks, and b."""
         of_a = self.m // bricks.ROWS * self.k // bricks.COLUMNS * bricks.size(problem.quantised)
         of_b = self.n * self.k * TABLE[problem.b_dtype].itemsize
         return -(-of_a // PERIOD) * PERIOD + of_b
-
-    def sums_at(self, problem: Problem) -> int:
-        """Where sums lie in shared memory: behind the stages."""
-        return self.stages * self.stage_bytes(problem)
-
-    def shared_memory(self, problem: Problem) -> int:
-        """Bytes of stages, sums and barriers."""
-        sums = self.warps[2] * self.m * (self.n + 8) * 4
-        return self.sums_at(problem) + sums + BARRIERS * self.stages
 
 
 # The best of sweeps on an H200 (docs/benchmarks/log_few_tokens.rst, "4-bit weights").
@@ -148,19 +80,12 @@ def placed(tile: Tile, problem: Problem, beside: int = 0) -> Config:
     """A tile with as many stages as its blocks have room for, beside so many other bytes."""
     m, n, k, warps, blocks, wgmma = tile
     config = Config(m, n, k, warps, 0, blocks, problem.b_order == "row", wgmma)
-    room = (sparse_tile.SHARED_MEMORY.get(problem.compute_capability, 99) << 10) + BESIDE
-    left = room // blocks - BESIDE - beside - config.shared_memory(problem)
-    return replace(config, stages=left // (config.stage_bytes(problem) + BARRIERS))
-
-
-def tiles(problem: Problem, config: Config) -> int:
-    """Tiles of the result."""
-    return -(-problem.m // config.m) * -(-problem.n // config.n) * problem.batch
+    return decode_tiles.filled(config, problem, beside)
 
 
 def stages_ahead(problem: Problem, config: Config) -> int:
-    """Stages of a settled A that are read before b; fewer than a tile has, if it has several."""
-    return max(1, min(AHEAD, -(-problem.k // config.k) - 1))
+    """Stages of a settled A that are read before b."""
+    return decode_tiles.stages_ahead(problem, config, AHEAD)
 
 
 def predict(problem: Problem, config: Config, chip: dict) -> float:
@@ -189,6 +114,7 @@ def _stage(config: Config, beside: int) -> float:
 def bytes_moved(problem: Problem) -> int:
     """Bytes that a product must move at least once."""
     of_a = math.prod(bricks.counts(problem.m, problem.k)) * bricks.size(problem.quantised)
+    of_a *= problem.batch if problem.a_batched else 1
     item = TABLE[problem.b_dtype].itemsize
     of_b = (problem.batch if problem.b_batched else 1) * problem.k * problem.n * item
     out = problem.batch * problem.m * problem.n * TABLE[problem.out_dtype].itemsize

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from sparse24._dtypes import TABLE
-from sparse24._quantised import Parts, record_of
+from sparse24._quantised import Parts, record_of, with_bricks
 from sparse24._records import Compressed24, Problem
 from sparse24.kernels import reference, reference_quantised
 
@@ -34,6 +34,23 @@ def on_device(parts: Parts, shape: tuple[int, int], bits: int, dtype: str) -> Co
     import cupy as cp
 
     return record_of(Parts(*map(cp.asarray, parts)), shape, bits, TABLE[dtype])
+
+
+def random_matrix(rng, shape: tuple[int, int], bits: int, dtype: str):
+    """The record of a random matrix on the GPU, and the dense matrix in float64."""
+    parts = random_parts(rng, shape, bits)
+    return on_device(parts, shape, bits, dtype), exact_matrix(parts, shape[1])
+
+
+def random_stack(rng, shape: tuple[int, int, int], bits: int, dtype: str):
+    """As `random_matrix`, for a stack."""
+    import cupy as cp
+
+    records, dense = zip(
+        *(random_matrix(rng, shape[1:], bits, dtype) for _ in range(shape[0])), strict=True
+    )
+    bricks = cp.stack([record.values for record in records])
+    return with_bricks(bricks, shape, bits, TABLE[dtype]), np.stack(dense)
 
 
 def problem(m=4096, n=8, k=4096, *, bits=4, dtype="bfloat16", **fields) -> Problem:

@@ -9,14 +9,14 @@ import pytest
 from grouped_cases import offsets_of, poisoned
 from guards import Guarded
 from matmul_cases import logical, put, sample
-from quantised_cases import exact_matrix, on_device, problem, random_parts
+from quantised_cases import problem, random_stack
 
-from sparse24._dtypes import OF_16_BITS, TABLE, numpy_dtype
-from sparse24._records import PLAIN, Compressed24, Fused
+from sparse24._dtypes import OF_16_BITS, numpy_dtype
+from sparse24._records import PLAIN, Fused
 from sparse24.kernels import bricks, grouped, reference_grouped, sparse_tile
 from sparse24.kernels import grouped_quantised as kernel
 from sparse24.kernels import grouped_quantised_configs as configs
-from sparse24.kernels import sparse_quantised_plan as plan
+from sparse24.kernels.decode_tiles import BESIDE
 from sparse24.kernels.launch import current_stream
 from sparse24.kernels.reference_product import activate
 
@@ -26,16 +26,6 @@ TILES = [(tile, bits) for bits in bricks.BITS for tile in configs.fitting(bits, 
 
 def gpu(test):
     return pytest.mark.gpu(pytest.mark.stem("grouped_quantised")(test))
-
-
-def stack(rng, e: int, m: int, k: int, bits: int, dtype: str):
-    """Random quantised matrices on the GPU, and as one array of float64."""
-    import cupy as cp
-
-    parts = [random_parts(rng, (m, k), bits) for _ in range(e)]
-    of_each = cp.stack([on_device(x, (m, k), bits, dtype).values for x in parts])
-    record = Compressed24(of_each, None, of_each, (e, m, k), TABLE[dtype], quantised=bits)
-    return record, np.stack([exact_matrix(x, k) for x in parts])
 
 
 class Layer:
@@ -51,7 +41,7 @@ class Layer:
         import cupy as cp
 
         self.dtype, self.offsets = dtype, offsets_of(counts)
-        self.record, self.dense = stack(rng, len(counts), m, k, bits, dtype)
+        self.record, self.dense = random_stack(rng, (len(counts), m, k), bits, dtype)
         x = sample((int(self.offsets[-1]), k), dtype, rng)
         room = cp.zeros((len(x), -(-k // 8) * 8), put(x[:0], cp).dtype)  # rows on 16 bytes
         room[:, :k] = put(x, cp)
@@ -123,7 +113,7 @@ def test_blocks_fit_a_multiprocessor(bits, groups, capability):
     for tile in fitting:
         config = configs.place(tile, bits, groups, capability)
         size = config.shared_memory(configs.sized(bits)) + grouped.table_bytes(groups)
-        assert (size + plan.BESIDE) * config.blocks <= room + plan.BESIDE
+        assert (size + BESIDE) * config.blocks <= room + BESIDE
         assert config.threads * config.blocks <= 2048
 
 

@@ -36,6 +36,7 @@ def test_takes_any_number_of_columns(stored, dtype, n, capability):
     assert sparse_decode.refuses(wanted) is None
     found = sparse_decode.configs(wanted)
     assert found
+    assert any(config.wgmma for config in found) == (capability == 90 and n > 1)
     for config in found:
         assert config.shared_memory(wanted) <= {120: 99}.get(capability, 227) << 10
         assert tiles(wanted, config) * config.m * config.n >= 4096 * n
@@ -102,18 +103,20 @@ def test_every_configuration(rng, m, stored, dtype, n):
 
 @gpu
 @pytest.mark.parametrize(("stored", "dtype"), PAIRS)
-@pytest.mark.parametrize("order", ["column", "row"])
-def test_every_byte_is_widened_exactly(stored, dtype, order):
+@pytest.mark.parametrize(
+    ("order", "n", "wgmma"), [("column", 8, False), ("row", 8, False), ("column", 40, True)]
+)
+def test_every_byte_is_widened_exactly(stored, dtype, order, n, wgmma):
     """Each of the 256 values, alone in its row, in each place of a group and of a step of K."""
     values = np.arange(256, dtype=np.uint8).view(numpy_dtype(stored))
     for place in range(0, 136, 9):
         a = np.zeros((256, 136), values.dtype)
         a[:, place] = values
-        b = np.zeros((136, 8), numpy_dtype(dtype))
+        b = np.zeros((136, n), numpy_dtype(dtype))
         b[place] = 1
         b[(place + 1) % 136] = 3  # of which nothing is seen
-        got = product_of(a, b, order)
-        wanted = np.repeat(values.astype(np.float32)[:, None], 8, axis=1)
+        got = product_of(a, b, order, wgmma)
+        wanted = np.repeat(values.astype(np.float32)[:, None], n, axis=1)
         np.testing.assert_array_equal(got, wanted)
 
 
@@ -132,8 +135,9 @@ def test_epilogues_and_batches(rng, n):
 
 
 @gpu
-def test_same_bits_each_time(rng):
-    a, b = weight(rng, (640, 8192), "int8"), random_dense(rng, (8192, 8), "bfloat16")
+@pytest.mark.parametrize("n", [8, 64])
+def test_same_bits_each_time(rng, n):
+    a, b = weight(rng, (640, 8192), "int8"), random_dense(rng, (8192, n), "bfloat16")
     first, *others = (
         check(sparse_decode, a, b, "float32", b_order="column").get() for _ in range(5)
     )
@@ -141,11 +145,12 @@ def test_same_bits_each_time(rng):
         np.testing.assert_array_equal(first, other)
 
 
-def product_of(a, b, order: str) -> np.ndarray:
+def product_of(a, b, order: str, wgmma: bool) -> np.ndarray:
     import cupy as cp
 
     wanted = problem_of(a, b, "float32", b_order=order, out_order="column")
     out = empty_result(wanted)
-    launch = sparse_decode.prepare(wanted, sparse_decode.configs(wanted)[0], PLAIN)
+    config = next(c for c in sparse_decode.configs(wanted) if c.wgmma == wgmma)
+    launch = sparse_decode.prepare(wanted, config, PLAIN)
     launch(compressed(a), to_device(b, order=order, rows_aligned=True), out, PLAIN)
     return cp.asnumpy(out)[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from product_cases import empty_result, result_to_numpy, to_device, tolerance
 from product_cases import on_device as epilogue_on_device
-from quantised_cases import exact_matrix, on_device, problem, random_parts
+from quantised_cases import problem, random_matrix, random_stack
 
 from sparse24 import _planner, _widening
 from sparse24._dtypes import OF_16_BITS, numpy_dtype
@@ -16,6 +16,7 @@ from sparse24._explain_gpu import of_quantised
 from sparse24._records import PLAIN, Compressed24, Fused, Operand24
 from sparse24.kernels import bricks, reference, sparse_quantised, sparse_tile
 from sparse24.kernels import sparse_quantised_plan as plan
+from sparse24.kernels.decode_tiles import BESIDE, LEAST_STAGES, tiles
 
 gpu = pytest.mark.gpu
 pytestmark = pytest.mark.stem("sparse_quantised")
@@ -23,7 +24,7 @@ TILES = [  # for 8 bits there is not always room
     (tile, bits)
     for tile in plan.TILES
     for bits in bricks.BITS
-    if plan.placed(tile, problem(bits=bits)).stages >= plan.LEAST_STAGES
+    if plan.placed(tile, problem(bits=bits)).stages >= LEAST_STAGES
 ]
 
 
@@ -37,7 +38,6 @@ TILES = [  # for 8 bits there is not always room
         ({"aligned": False}, "copy it"),
         ({"b_order": "row", "n": 9}, "copy it"),
         ({"b_order": "row", "b_packed": False}, "copy it"),
-        ({"a_batched": True}, "one matrix"),
         ({"k": 0}, "empty"),
     ],
     ids=str,
@@ -54,11 +54,11 @@ def test_blocks_fit_a_multiprocessor(bits, n, capability):
     wanted = problem(n=n, bits=bits, compute_capability=capability)
     assert sparse_quantised.refuses(wanted) is None
     for config in sparse_quantised.configs(wanted):
-        assert config.stages >= plan.LEAST_STAGES
+        assert config.stages >= LEAST_STAGES
         assert capability == 90 or not config.wgmma
-        size = config.shared_memory(wanted) + plan.BESIDE
+        size = config.shared_memory(wanted) + BESIDE
         assert config.blocks * size <= (sparse_tile.SHARED_MEMORY.get(capability, 99) + 1) << 10
-        assert plan.tiles(wanted, config) == 4096 // config.m * -(-n // config.n)
+        assert tiles(wanted, config) == 4096 // config.m * -(-n // config.n)
 
 
 @pytest.mark.parametrize("bits", bricks.BITS)
@@ -110,19 +110,22 @@ def check(rng, shape, n, *, bits, dtype, config=None, epilogue=PLAIN, b=None, se
     import cupy as cp
 
     m, k = shape
-    parts = random_parts(rng, shape, bits)
     lead = (fields["batch"],) if fields.get("b_batched") else ()
+    if fields.get("a_batched"):
+        record, a = random_stack(rng, (fields["batch"], m, k), bits, dtype)
+    else:
+        record, a = random_matrix(rng, shape, bits, dtype)
     b = rng.standard_normal((*lead, k, n)).astype(numpy_dtype(dtype)) if b is None else b
     wanted = problem(m, n, k, bits=bits, dtype=dtype, plain=epilogue.is_plain,
                      activation=epilogue.activation, **fields)  # fmt: skip
     assert sparse_quantised.refuses(wanted) is None
     config = config or sparse_quantised.configs(wanted)[0]
-    record = dataclasses.replace(on_device(parts, shape, bits, dtype), settled=settled)
+    record = dataclasses.replace(record, settled=settled)
     held, out = epilogue_on_device(epilogue), empty_result(wanted)
     dense = to_device(b, order=wanted.b_order, rows_aligned=True)
     sparse_quantised.prepare(wanted, config, held)(record, dense, out, held)
     cp.cuda.get_current_stream().synchronize()
-    got, a = result_to_numpy(out, wanted.out_dtype), exact_matrix(parts, k)
+    got = result_to_numpy(out, wanted.out_dtype)
     exact = np.broadcast_to(reference.matmul(a, b), got.shape)
     want, _ = reference.apply_epilogue(exact, epilogue, wanted.out_dtype)
     bound = tolerance(a, b, want, wanted.out_dtype) * (1 if epilogue.is_plain else 4)
@@ -172,6 +175,18 @@ def test_results(rng, cupy, n, out_dtype, out_order):
 def test_batches_of_b(rng, cupy):
     for n in (5, 33):
         check(rng, (96, 384), n, bits=4, dtype="bfloat16", batch=3, b_batched=True)
+
+
+@gpu
+@pytest.mark.parametrize("bits", bricks.BITS)
+@pytest.mark.parametrize("n", [1, 16, 50, 130])
+@pytest.mark.parametrize("b_batched", [False, True])
+def test_stacks(rng, cupy, bits, n, b_batched):
+    stack = {"batch": 5, "a_batched": True, "b_batched": b_batched}
+    for shape in ((96, 384), (7, 132), (200, 1000)):
+        check(rng, shape, n, bits=bits, dtype="float16", settled=n == 16, **stack)
+    if b_batched:
+        check(rng, (512, 520), 16, bits=bits, dtype="bfloat16", b_order="row", **stack)
 
 
 @gpu

@@ -70,17 +70,7 @@ inline void multiply_atom(Sums& products, unsigned stage, int atom, const Lane& 
     elements.load(brick_of(stage, w.row0, atom), w);
 #pragma unroll
     for (int i = 0; i < kAtomSteps; ++i) elements.fragment(a[i], i);
-    auto& d = reinterpret_cast<float(&)[TILE_N / 2]>(products);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kAtomSteps; ++i) {
-        const unsigned b = stage + kBAt + span<TILE_N, kBChunks>(4 * (atom * kAtomSteps + i));
-        if (i == 0) wgmma_sp_registers<0>(d, a[i], kBDescriptor | start(b), words[0][i]);
-        else wgmma_sp_registers<1>(d, a[i], kBDescriptor | start(b), words[0][i]);
-    }
-    wgmma_commit();
-    wgmma_wait();
-    settle(d, a, words[0]);
+    multiply_from_registers<0>(products, a, words[0], stage + kBAt, atom);
 }
 #else
 inline void multiply_atom(Sums& products, unsigned stage, int atom, const Lane& w) {

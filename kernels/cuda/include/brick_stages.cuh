@@ -27,10 +27,3 @@ inline void each_row_block(const char* bricks, const Shape& s, int k0, Number nu
         act(i, bricks + (block * atoms + k0 / kBrickColumns) * kBrick, bytes);
     }
 }
-
-// A block has its consumers, and a warp that fetches; or a warpgroup, of which one warp fetches, where consumers need
-// registers that the others give away.  Then 65536 registers are 40 for each thread of the latter and 232 for the others.
-constexpr bool kDealRegisters = TILE_N >= 128;
-constexpr int kBlockThreads = kThreads + (kDealRegisters ? 128 : 32);
-constexpr int kFetcherRegisters = 40, kConsumerRegisters = 232;
-static_assert(!kDealRegisters || (kThreads == 256 && BLOCKS == 1));

@@ -8,7 +8,13 @@
 // stage, and kBAt, where b lies in it.  SUMS_AT is where the sums lie, behind all stages.
 #pragma once
 
-constexpr int kAllThreads = kThreads + 32;
+// A block has its consumers, and a warp that fetches; or a warpgroup, of which one warp fetches, where consumers need
+// registers that the others give away.  Then 65536 registers are 40 for each thread of the latter and 232 for the others.
+constexpr bool kDealRegisters = TILE_N >= 128;
+constexpr int kBlockThreads = kThreads + (kDealRegisters ? 128 : 32);
+constexpr int kFetcherRegisters = 40, kConsumerRegisters = 232;
+static_assert(!kDealRegisters || (kThreads == 256 && BLOCKS == 1));
+
 constexpr int kBBox = 128 / kItem;         // elements in 128 bytes
 constexpr int kBBoxes = TILE_K / kBBox;    // [TILE_N] columns of 128 bytes
 constexpr int kBarriersAt = SUMS_AT + WARPS_K * kPartial * sizeof(Sum);
@@ -121,7 +127,7 @@ inline void consume(const Ring& ring, const Shape& s, char* shared, Out::type* o
 // Where b has fewer columns than a tile, its boxes have no more either; the other columns of all stages become zeros.
 inline void clear_b(char* shared) {
     constexpr int chunks = kBBytes / 16;
-    for (int i = threadIdx.x; i < STAGES * chunks; i += kAllThreads)
+    for (int i = threadIdx.x; i < STAGES * chunks; i += kBlockThreads)
         reinterpret_cast<uint4*>(shared + i / chunks * kStage + kBAt)[i % chunks] = {};
     hopper::async_proxy_fence();  // the TMA writes to its neighbours afterwards
 }

@@ -1,4 +1,4 @@
-// wgmma_registers: a sparse warpgroup instruction whose A comes from registers, d (64, TILE_N) = or += A (64, 32) b.
+// wgmma_registers: sparse warpgroup instructions whose A comes from registers, d (64, TILE_N) = or += A (64, 32) b.
 //
 // Fragments of A, the metadata and the sums lie in the registers of a warp as those of mma.sp for its 16 rows do
 // (mma_sp.cuh, wgmma_tile.cuh).  b has K contiguous, in shared memory.  Until wgmma_wait no register that the
@@ -42,4 +42,21 @@ void settle(float (&d)[TILE_N / 2], const unsigned (&a)[steps][4], const unsigne
 #pragma unroll
     for (int i = 0; i < steps; ++i)
         asm volatile("" :: "r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]), "r"(words[i]) : "memory");
+}
+
+// sums = products of a K atom of A with that of b, which begins at `dense`; or, with `keep`, += these.  Waits for them.
+template <int keep>
+inline void multiply_from_registers(Sums& sums, const unsigned (&a)[kAtomSteps][4], const unsigned (&words)[kAtomSteps],
+                                    unsigned dense, int atom) {
+    auto& d = reinterpret_cast<float(&)[TILE_N / 2]>(sums);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kAtomSteps; ++i) {
+        const unsigned b = dense + span<TILE_N, kBChunks>(4 * (atom * kAtomSteps + i));
+        if (i == 0) wgmma_sp_registers<keep>(d, a[i], kBDescriptor | start(b), words[i]);
+        else wgmma_sp_registers<1>(d, a[i], kBDescriptor | start(b), words[i]);
+    }
+    wgmma_commit();
+    wgmma_wait();
+    settle(d, a, words);
 }
