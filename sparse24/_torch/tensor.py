@@ -18,6 +18,7 @@ from sparse24._torch import joins as torch_joins
 from sparse24._torch import matmul as torch_matmul
 from sparse24._torch import ops
 from sparse24._torch import reductions as torch_reductions
+from sparse24._torch import stacks as torch_stacks
 from sparse24._torch import sums as torch_sums
 from sparse24._torch import views as torch_views
 from sparse24._torch.matrix import PackedMatrix, undefined
@@ -251,7 +252,6 @@ COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     _aten.slice.Tensor: torch_views.cut,
     _aten.split.Tensor: torch_views.split,
     _aten.split_with_sizes.default: torch_views.split_in,
-    _aten.bmm.default: torch_matmul.bmm,
     _aten.mm.default: torch_matmul.mm,
     _aten.mm.out: torch_matmul.mm_out,
     _aten.mv.default: torch_matmul.mv,
@@ -261,6 +261,7 @@ COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     **torch_reductions.RULES,
     **torch_copies.RULES,
     **torch_joins.RULES,
+    **torch_stacks.RULES,
 }
 Sparse24Tensor._rules = {
     **COMMON_RULES,
