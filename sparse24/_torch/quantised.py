@@ -30,10 +30,7 @@ class Quantised24Tensor(Sparse24Tensor):
     ``a[i:j]`` and ``a.split(n)`` give parts at multiples of 16 rows and of 128 columns; rows share
     their memory.  Arithmetic raises, as it would round again; use `to_dense` first.
 
-    A stack (e, m, k) holds the weights of experts.  ``a[i]``, ``a[i:j]`` and ``a.unbind()`` share
-    its memory, ``a[numbers]`` copies.  `torch.stack` makes one of matrices.  It multiplies in
-    `grouped_linear`, in ``torch.nn.functional.grouped_mm(x, a.mT, offs=ends)`` for tokens (t, k),
-    of which the last end is t, and in ``x @ a.mT`` for (e, t, k).  In x these have gradients.
+    A stack (e, m, k) holds the weights of experts, and multiplies as one of `Sparse24Tensor` does.
     By ``a``, across the groups, products are dense.
 
     On the CPU a product that dequantises the matrix keeps the result with the integers, unless
