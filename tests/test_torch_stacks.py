@@ -113,13 +113,21 @@ def test_another_type_has_the_same_integers(dtype):
     "operation",
     [
         lambda a: a.expand(2, *SHAPE), lambda a: a.view(E * M, K), lambda a: a.permute(1, 0, 2),
-        lambda a: a[::2], lambda a: a[:, 0], lambda a: a.unbind(1), lambda a: a.t(),
-        lambda a: a[0][0], lambda a: a + 1, lambda a: torch.nn.functional.linear(torch.ones(K), a),
+        lambda a: a[::2], lambda a: a[:, 0], lambda a: a.unbind(1),
+        lambda a: a[0][0], lambda a: a + 1,
     ],
 )  # fmt: skip
 def test_what_stacks_do_not_have_is_refused(operation, bits):
     with pytest.raises(UnsupportedError, match=r"is not defined .*; call \.to_dense\(\) first"):
         operation(stack(bits)[0])
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_a_layer_of_one_matrix_refuses_a_stack(bits):
+    weight, _ = stack(bits)
+    for call in (lambda: torch.nn.functional.linear(torch.ones(1, K), weight), weight.t):
+        with pytest.raises(UnsupportedError, match=r"use a\.mT, or a\[i\] .*grouped_linear"):
+            call()
 
 
 @pytest.mark.parametrize("operation", [lambda a: 2 * a, lambda a: a + a])
@@ -207,4 +215,7 @@ def test_damaged_files_are_refused(damage):
     }[damage]()
     with pytest.raises((FormatError, ShapeError), match=r"code|shape|stored"):
         make(damaged, *facts)
+    more = tuple((a[None], b[None]) for a, b in pairs)
+    with pytest.raises(FormatError, match=r"stored with these axes, got \(1, 3\)"):
+        make(more, *facts[:-1], (1, E))  # a stack of stacks
     assert torch.equal(make(pairs, *facts).to_dense(), weight.to_dense())

@@ -92,8 +92,8 @@ def _stack_of(pairs: Orientations, lead: tuple[int, ...]) -> tuple[int, ...]:
     stack = tuple(pairs[0][0].shape[:-2])
     if stack and (stack != lead or len(lead) + 2 not in STORED_AXES):
         raise FormatError(
-            f"a stack of matrices {lead} is stored with these axes, got {stack}; the data are "
-            "damaged"
+            f"a stack of matrices {lead} has one axis, and is stored with these axes, got {stack}; "
+            "the data are damaged"
         )
     return stack
 
