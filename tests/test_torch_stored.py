@@ -154,8 +154,8 @@ def test_a_tensor_that_learns_is_an_array_without_a_gradient():
 
 
 def test_what_is_no_matrix_is_refused():
-    with pytest.raises(s24.ShapeError, match=r"must be a matrix.*A\[i\]"):
-        st.to_sparse_semi_structured(s24.random((2, 4, 8), rng=0))
+    with pytest.raises(s24.ShapeError, match=r"must be a matrix or a stack .*A\[i\]"):
+        st.to_sparse_semi_structured(s24.random((2, 3, 4, 8), rng=0))
     with pytest.raises(s24.ShapeError, match="before expand"):
         st.to_sparse_semi_structured(matrix()).expand(3, -1, -1).to_array()
 

@@ -1,4 +1,4 @@
-"""Quantised weights for the tests of the torch bridge, and what they stand for."""
+"""Packed and quantised weights for the tests of the torch bridge, and what they stand for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sparse24 import torch as st
 
 M, K = 48, 256
 BITS = [4, 8]
+KINDS = [0, *BITS]  # bits of packed weights, 0 of those that are not quantised
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 NARROW = {"rtol": 2e-2, "atol": 2e-2}
 # A layer of torch has rounded elements, which products on a GPU do not round.
@@ -20,10 +21,15 @@ ROUNDED = {torch.float16: NARROW, torch.bfloat16: {"rtol": 2e-2, "atol": 0.1}}
 
 
 def packed(bits=4, shape=(M, K), dtype=torch.float32, device="cpu"):
-    """A quantised weight, and the matrix that it stands for."""
+    """A weight of a kind, and the matrix, or stack, that it stands for."""
     dense = s24.prune(torch.randn(shape, device=device).to(dtype))
-    array = s24.quantise(dense, bits=bits)
+    array = s24.quantise(dense, bits=bits) if bits else s24.compress(dense)
     return st.to_sparse_semi_structured(array), s24.convert.to_torch(array)
+
+
+def packed_as(bits, dense):
+    """A weight of a kind for a matrix, or stack, that is 2:4; quantised it is rounded."""
+    return st.to_sparse_semi_structured(s24.quantise(dense, bits=bits) if bits else dense)
 
 
 def layers(bits=4, dtype=torch.float32, device="cpu"):

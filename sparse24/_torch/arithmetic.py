@@ -78,17 +78,23 @@ def _scaled(function: Callable[..., Tensor], a: PackedMatrix, factor: Any) -> Pa
 
 
 def _check_factor(factor: Tensor, a: PackedMatrix) -> None:
-    ends = zip(factor.shape[::-1], a.shape[::-1], strict=False)
-    if factor.ndim > 2 or any(n not in (1, wanted) for n, wanted in ends):
+    shape = _own_shape(a)
+    ends = zip(factor.shape[::-1], shape[::-1], strict=False)
+    if factor.ndim > len(shape) or any(n not in (1, wanted) for n, wanted in ends):
         raise ShapeError(
             f"a factor of shape {tuple(factor.shape)} does not broadcast to "
-            f"{tuple(a.shape[-2:])}, the shape of the Sparse24Tensor; reshape it"
+            f"{tuple(shape)}, the shape of the Sparse24Tensor; reshape it"
         )
     if factor.requires_grad and torch.is_grad_enabled() and factor.numel() == a.numel() > 1:
         raise UnsupportedError(
             "a factor for each element has no gradient beside a Sparse24Tensor; call .to_dense() "
             "first, or .detach() of the factor"
         )
+
+
+def _own_shape(a: PackedMatrix) -> torch.Size:
+    """Without the axes of ``expand``."""
+    return a.shape if a.stacked else a.shape[-2:]
 
 
 def _in_result_type(function: Callable[..., Tensor], a: PackedMatrix, factor: Any) -> PackedMatrix:
@@ -107,8 +113,8 @@ def _in_result_type(function: Callable[..., Tensor], a: PackedMatrix, factor: An
 def _at_places(a: PackedMatrix, factor: Tensor) -> list[Tensor]:
     """The factors of each orientation's elements."""
     m, k = a.stored_shape
-    factor = factor.to(a.dtype).expand(a.shape[-2:])
-    factor = factor.t() if a.turned else factor
-    if len(a.parts) == 2 and (factor.stride(1) == 0 or k == 1):  # one for each row
-        return [factor[:, :1]]
+    factor = factor.to(a.dtype).expand(_own_shape(a))
+    factor = factor.mT if a.turned else factor
+    if len(a.parts) == 2 and (factor.stride(-1) == 0 or k == 1):  # one for each row
+        return [factor[..., :1]]
     return ops.like(a.parts, m, k, factor.contiguous())

@@ -39,7 +39,8 @@ def forget(written: Tensor) -> None:
     _chosen.pop(written, None)
 
 
-def find(copied: Tensor) -> Chosen | None:
-    """Of what a tensor is a copy, where both are as they were."""
-    known = _chosen.get(copied)
-    return known if known and wholes.version(known.part) == known.version else None
+def find(copied: list[Tensor]) -> list[Chosen] | None:
+    """Of what each of some tensors is a copy, where all are as they were."""
+    found = [_chosen.get(part) for part in copied]
+    known = [one for one in found if one and wholes.version(one.part) == one.version]
+    return known if len(known) == len(copied) else None

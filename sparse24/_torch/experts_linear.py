@@ -39,9 +39,9 @@ def grouped_linear(
     x : Tensor, shape (t, k)
         Tokens, sorted by expert; float16, bfloat16, float32 or float64.
     weight : Tensor, shape (e, m, k)
-        A matrix for each of e experts; of these types, too.  A `Quantised24Tensor` is not pruned
-        again, and multiplies as in `sparse24.grouped_linear`; it takes no `mask`, and none of
-        `gradient`, `transposable` and `decay`.
+        A matrix for each of e experts; of these types, too.  A `Sparse24Tensor` or a
+        `Quantised24Tensor` is not pruned again, and multiplies as in `sparse24.grouped_linear`; it
+        takes no `mask`, and none of `gradient`, `transposable` and `decay`.
     bias : Tensor, shape (e, m), optional
     offsets : Tensor or list of integers, shape (e + 1,)
         Tokens ``offsets[i]`` to ``offsets[i + 1]`` belong to expert i, which may have none.  The
@@ -84,7 +84,8 @@ def grouped_linear(
     See Also
     --------
     sparse24.grouped_linear : For weights that are compressed already; without gradients.
-    Quantised24Tensor : Weights of 4 or 8 bits, for inference and for tokens that learn.
+    Sparse24Tensor : Weights that are packed once, for inference and for tokens that learn.
+    Quantised24Tensor : Such weights of 4 or 8 bits.
 
     Notes
     -----
@@ -94,8 +95,9 @@ def grouped_linear(
     expert by expert: other types, sizes and GPUs.  For that, offsets on the GPU are copied to the
     host, which waits for the device; offsets on the host make nothing wait.
 
-    With a `Quantised24Tensor` and no gradients, activation and gate are part of the product, and
-    are applied before it is rounded.  The gradient of x is a dense product.
+    With a weight that is packed already and no gradients, activation and gate are part of the
+    product, and are applied before it is rounded.  The gradient of x is a dense product, unless the
+    weight is packed along both axes, as by `sparsify24`.
 
     Offsets on the host are validated.  On the GPU they are not where nothing waits: those that do
     not split the tokens give undefined results and gradients, or a failed assertion of torch.

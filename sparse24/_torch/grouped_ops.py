@@ -7,15 +7,18 @@ look into loops whose length the offsets decide.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from sparse24._grouped_matmul import linear_of_experts
 from sparse24._torch import grouped_mm as dense
-from sparse24._torch import ops
+from sparse24._torch import kept_arrays, ops
 from sparse24._torch.finish import finished
 from sparse24._torch.operators import meaning_for_tracing, operator
 from sparse24._torch.parts import in_type, unpack, without_autocast
+from sparse24.formats.two_four import Sparse24Array
 
 
 @operator
@@ -33,19 +36,36 @@ def grouped_product(
     """``finished(x[i0:i1] @ A[i].T + bias[i])`` with packed matrices A (e, m, k).
 
     With `turned` their transposes are in their place; such a product is dense where these are not
-    packed, and is not finished.
+    packed.
     """
+    return _product(unpack, parts, m, k, x, bias, offsets, turned, activation, gated)
+
+
+@functools.partial(operator, like=grouped_product)
+def stack_product(parts, *facts):
+    """`grouped_product` of a `Sparse24Tensor`, which keeps what products with it prepare."""
+    return _product(_kept, parts, *facts)
+
+
+def _product(unpacked, parts, m, k, x, bias, offsets, turned, activation, gated) -> Tensor:
+    """`grouped_product` with the array that `unpacked` makes."""
     stored, shape = (parts[2:], (k, m)) if turned else (parts[:2], (m, k))
     if stored:
-        weight = unpack(stored, *shape)
+        weight = unpacked(stored, *shape)
         return linear_of_experts(x, weight, bias, offsets, activation, gated=gated)
-    return grouped_dense(x, ops.whole(parts, m, k).mT, bias, offsets)
+    return grouped_dense(x, ops.whole(parts, m, k).mT, bias, offsets, activation, gated)
+
+
+def _kept(parts: list[Tensor], m: int, k: int) -> Sparse24Array:
+    return kept_arrays.kept(parts, (m, k), functools.partial(unpack, parts, m, k))
 
 
 @meaning_for_tracing("grouped_product")
+@meaning_for_tracing("stack_product")
 def _(parts, m, k, x, bias, offsets, turned, activation, gated):
-    rows = k if turned else m // 2 if gated else m
-    return x.new_empty((x.shape[0], rows), dtype=_common(x, parts[0]))
+    rows = k if turned else m
+    shape = x.shape[0], rows // 2 if gated else rows
+    return x.new_empty(shape, dtype=_common(x, parts[0]))
 
 
 @operator
@@ -59,7 +79,7 @@ def grouped_dense(
 ) -> Tensor:
     """``finished(x[i0:i1] @ weight[i].T + bias[i])`` for a dense weight (e, m, k).
 
-    In the common type of both.  `Quantised24Tensor` has a rule for it.
+    In the common type of both.  A stack that is packed has a rule for it.
     """
     common = _common(x, weight)
     with without_autocast(x):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse24 import _spec
 from sparse24._errors import ShapeError, UnsupportedError
-from sparse24._torch import ops, wholes
+from sparse24._torch import grouped_ops, ops, wholes
 from sparse24._torch.check import refuse_onnx
 
 
@@ -38,10 +38,12 @@ class PackedMatrix(Tensor):
         Of an integer of a quantised matrix; 0 where elements are stored as they are.
     stacked : bool
         True where the parts are those of a matrix for each place of the first axis.
+    matrix_axes : int
+        Axes that the first part of a single matrix has.
     """
 
     bits = 0
-    stacked = False
+    matrix_axes = 2
 
     @staticmethod
     def __new__(
@@ -76,6 +78,10 @@ class PackedMatrix(Tensor):
         self._copied_of: tuple[tuple[weakref.ref[Tensor], int], ...] = ()
 
     @property
+    def stacked(self) -> bool:
+        return self._parts[0].ndim > self.matrix_axes
+
+    @property
     def stored_shape(self) -> tuple[int, int]:
         """Shape of the packed matrix, or of each one."""
         m, k = self.shape[-2:]
@@ -94,6 +100,13 @@ class PackedMatrix(Tensor):
         """A product with the packed matrix, as of `factors.times`."""
         return ops.product(self.parts, *self.stored_shape, dense, bias, form)
 
+    def of_experts(
+        self, x: Tensor, bias: Tensor | None, offsets: Tensor, activation: str | None, gated: bool
+    ) -> Tensor:
+        """The products of a stack with the tokens of experts, as `grouped_ops.grouped_product`."""
+        how = bias, offsets, self.turned, activation, gated
+        return grouped_ops.stack_product(self.parts, *self.stored_shape, x, *how)
+
     def like(self, parts: list[Tensor], shape, turned: bool):
         """One of other parts."""
         return type(self)(parts, shape, turned=turned)
@@ -103,7 +116,7 @@ class PackedMatrix(Tensor):
         stored = self.stored_dense().to(dtype=dtype, device=device)
         packed = ops.pack(stored, None, False)
         if len(self.parts) == 4:  # not by the best tiles: beside an infinity all are equally good
-            packed += ops.pack(stored.t().contiguous(), None, False)
+            packed += ops.pack(stored.mT.contiguous(), None, False)
         return self.like(packed, self.shape, self.turned)
 
     def matrix(self, number: int):
@@ -111,11 +124,18 @@ class PackedMatrix(Tensor):
         return self.seen(self.shape[1:], self.turned, [part[number] for part in self.parts])
 
     def part(self, axis: int, start: int, stop: int):
-        """Rows, or whole groups of columns; of a transposable matrix its rows of either axis."""
-        (m, k), parts = self.stored_shape, self.parts
+        """Some matrices of a stack, which share its memory, or some lines of each matrix."""
         shape = [*self.shape]
         shape[axis] = stop - start
-        if axis == (1 if self.turned else 0):
+        if axis < self.ndim - 2:
+            return self.seen(shape, self.turned, [part[start:stop] for part in self.parts])
+        of_rows = axis == self.ndim - (1 if self.turned else 2)
+        return self.lines(axis, start, stop, shape, of_rows)
+
+    def lines(self, axis: int, start: int, stop: int, shape: list[int], of_rows: bool):
+        """Rows, or whole groups of columns; of a transposable matrix its rows of either axis."""
+        (m, k), parts = self.stored_shape, self.parts
+        if of_rows:
             return self.seen(shape, self.turned, _rows(parts[:2], m, k, start, stop))
         if len(parts) == 4:
             return self.seen(shape, not self.turned, _rows(parts[2:], k, m, start, stop))
@@ -125,7 +145,7 @@ class PackedMatrix(Tensor):
                 f"Sparse24Tensor of shape {tuple(self.shape)}; cut at multiples of {_spec.GROUP}, "
                 "or call .to_dense() first"
             )
-        return self.seen(shape, self.turned, _packed(ops.dense(parts, m, k)[:, start:stop]))
+        return self.seen(shape, self.turned, _packed(ops.dense(parts, m, k)[..., start:stop]))
 
     def seen(self, shape, turned: bool, parts: list[Tensor] | None = None):
         """A view: the same parts, or those of some rows or columns."""
@@ -153,14 +173,17 @@ class PackedMatrix(Tensor):
 
 
 def _rows(parts: list[Tensor], m: int, k: int, start: int, stop: int) -> list[Tensor]:
-    """Views, but of a GPU's codes, whose order is that of tiles of rows."""
+    """Views, but of a GPU's codes, whose order is that of tiles of rows, and of a stack."""
     values, codes = parts
     if codes.ndim == values.ndim:
-        return [values[start:stop], codes[start:stop]]
-    if start % _spec.ATOM_M:
-        return _packed(ops.dense(parts, m, k)[start:stop])
-    tiles = slice(start // _spec.ATOM_M, -(-stop // _spec.ATOM_M))
-    return [values[start:stop], codes[:, tiles].contiguous()]
+        cut = [part[..., start:stop, :] for part in parts]
+    elif start % _spec.ATOM_M:
+        return _packed(ops.dense(parts, m, k)[..., start:stop, :])
+    else:
+        tiles = slice(start // _spec.ATOM_M, -(-stop // _spec.ATOM_M))
+        cut = [values[..., start:stop, :], codes[..., tiles, :].contiguous()]
+    stacked = values.ndim > PackedMatrix.matrix_axes
+    return [part.contiguous() for part in cut] if stacked else cut
 
 
 def _packed(dense: Tensor) -> list[Tensor]:

@@ -141,9 +141,9 @@ def each_way(
     """``gathered(record, x)``, arrays of values, for each orientation of a packed matrix."""
     with _foreign_streams.stream_of(x):
         array, dtype = _foreign.view_of(x), dtype_of(x)
-        turns = ((parts[:2], m, k, array), (parts[2:], k, m, array.T))[: len(parts) // 2]
+        both = ((parts[:2], m, k, array), (parts[2:], k, m, array.swapaxes(-1, -2)))
         found = []
-        for (values, codes), rows, columns, turned in turns:
+        for (values, codes), rows, columns, turned in both[: len(parts) // 2]:
             record = record_of(values, codes, rows, columns, dtype)
             found.append(typed(gathered(record, turned), x.dtype))
         return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 
 import torch
 from torch import Tensor
@@ -54,7 +53,7 @@ def parts_of(record: Compressed24):
     if pitch != columns:  # the rows' storage is that wide
         cupy = _arrays.cupy_module()
         shape = (*rows, pitch)
-        strides = [math.prod(shape[i + 1 :]) * values.itemsize for i in range(len(shape))]
+        strides = (*values.strides[:-1], values.itemsize)
         values = cupy.lib.stride_tricks.as_strided(values, shape, strides)
     return values, _storage.packed(record)
 

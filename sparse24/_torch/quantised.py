@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._quantised import FLOATS
-from sparse24._torch import quantised_experts, quantised_ops
+from sparse24._torch import quantised_ops
 from sparse24._torch.tensor import COMMON_RULES, Sparse24Tensor
 from sparse24.formats.quantised import Quantised24Array
 from sparse24.kernels import bricks as layout
@@ -30,10 +30,7 @@ class Quantised24Tensor(Sparse24Tensor):
     ``a[i:j]`` and ``a.split(n)`` give parts at multiples of 16 rows and of 128 columns; rows share
     their memory.  Arithmetic raises, as it would round again; use `to_dense` first.
 
-    A stack (e, m, k) holds the weights of experts.  ``a[i]``, ``a[i:j]`` and ``a.unbind()`` share
-    its memory, ``a[numbers]`` copies.  `torch.stack` makes one of matrices.  It multiplies in
-    `grouped_linear`, in ``torch.nn.functional.grouped_mm(x, a.mT, offs=ends)`` for tokens (t, k),
-    of which the last end is t, and in ``x @ a.mT`` for (e, t, k).  In x these have gradients.
+    A stack (e, m, k) holds the weights of experts, and multiplies as one of `Sparse24Tensor` does.
     By ``a``, across the groups, products are dense.
 
     On the CPU a product that dequantises the matrix keeps the result with the integers, unless
@@ -57,15 +54,12 @@ class Quantised24Tensor(Sparse24Tensor):
     torch.Size([3, 64])
     """
 
-    _rules: ClassVar[dict[Any, Callable[..., Any]]] = {**COMMON_RULES, **quantised_experts.RULES}
+    matrix_axes = quantised_ops.AXES
+    _rules: ClassVar[dict[Any, Callable[..., Any]]] = COMMON_RULES
 
     @property
     def bits(self) -> int:  # type: ignore[override]
         return quantised_ops.bits_of(self.parts[0])
-
-    @property
-    def stacked(self) -> bool:  # type: ignore[override]
-        return self._parts[0].ndim > quantised_ops.AXES
 
     def _stored_array(self) -> Quantised24Array:
         record = quantised_ops.record_of(self.parts[0], *self.stored_shape, self.dtype)
@@ -89,6 +83,13 @@ class Quantised24Tensor(Sparse24Tensor):
         facts = *self.stored_shape, self.dtype
         return quantised_ops.quantised_product(self.parts[0], *facts, dense, bias, form)
 
+    def of_experts(
+        self, x: Tensor, bias: Tensor | None, offsets: Tensor, activation: str | None, gated: bool
+    ) -> Tensor:
+        (bricks,), facts = self.parts, (*self.stored_shape, self.dtype)
+        how = bias, offsets, self.turned, activation, gated
+        return quantised_ops.quantised_experts(bricks, *facts, x, *how)
+
     def like(self, parts: list[Tensor], shape, turned: bool) -> Quantised24Tensor:
         return type(self)(parts, shape, turned=turned, dtype=self.dtype)
 
@@ -106,16 +107,10 @@ class Quantised24Tensor(Sparse24Tensor):
         made.lent = moved is bricks
         return made
 
-    def part(self, axis: int, start: int, stop: int) -> Quantised24Tensor:
-        """Matrices of a stack, or whole blocks of rows or of columns.
-
-        Where they lie together in memory they share it.
-        """
-        if axis < self.ndim - 2:
-            return self.seen(
-                (stop - start, *self.shape[1:]), self.turned, [self.parts[0][start:stop]]
-            )
-        of_rows = axis == self.ndim - (1 if self.turned else 2)
+    def lines(
+        self, axis: int, start: int, stop: int, shape: list[int], of_rows: bool
+    ) -> Quantised24Tensor:
+        """Whole blocks of rows or of columns; rows of a single matrix share its memory."""
         block = layout.ROWS if of_rows else layout.COLUMNS
         whole = self.shape[axis]
         if start < stop and (start % block or (stop % block and stop != whole)):
@@ -124,9 +119,7 @@ class Quantised24Tensor(Sparse24Tensor):
                 f"along axis {axis} of a Quantised24Tensor of shape {tuple(self.shape)}; cut at "
                 f"multiples of {block}, or call .to_dense() first"
             )
-        (bricks,), shape = self.parts, [*self.shape]
-        shape[axis] = stop - start
-        first = start // block
+        (bricks,), first = self.parts, start // block
         blocks = slice(first, -(-stop // block) if start < stop else first)
         cut = bricks[..., blocks, :, :] if of_rows else bricks[..., blocks, :]
         return self.seen(shape, self.turned, [cut.contiguous()])

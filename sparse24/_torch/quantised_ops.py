@@ -1,21 +1,20 @@
 """The custom operators of quantised matrices, which are passed as one tensor, their bricks.
 
-On the CPU most products dequantise the matrix.  What they make is kept with the bricks until these
-are written, as torch counts it.
+On the CPU most products dequantise the matrix.  What they make is kept with the bricks.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from sparse24 import _foreign, _foreign_streams, _quantised, _storage
+from sparse24._grouped_matmul import linear_of_experts
 from sparse24._options import NO_OPTIONS, Epilogue
 from sparse24._records import Compressed24, Operand24
-from sparse24._torch import wholes
+from sparse24._torch import grouped_ops, kept_arrays
 from sparse24._torch.factors import TURNED, Factor, empty_product, times
 from sparse24._torch.operators import meaning_for_tracing, operator
 from sparse24._torch.parts import in_type, named, typed, vector_type
@@ -38,42 +37,10 @@ def record_of(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Compressed2
     return _quantised.with_bricks(stored, shape, bits_of(bricks), named(dtype))
 
 
-class _Kept(NamedTuple):
-    facts: tuple  # the shape, the type, and how often the bricks were written
-    array: Quantised24Array
-
-
-# By bricks and, of the matrices of a stack, by their places in it: `_Kept` of the latest product.
-_kept = WeakIdKeyDictionary()
-_WHOLE = -1  # the place of bricks that are no part
-
-
 def multiplied(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Quantised24Array:
-    """The array for a product: kept, and with it what products prepare, on the CPU dequantised.
-
-    Not of inference tensors, whose writes torch does not count.
-    """
-    version = wholes.version(bricks)
-    if version is None:
-        return _array_of(bricks, m, k, dtype)
-    whole, place = _place_of(bricks)
-    facts = (m, k, dtype, version)
-    of_whole = _kept.setdefault(whole, {})
-    known = of_whole.get(place)
-    if known is None or known.facts != facts:
-        known = of_whole[place] = _Kept(facts, _array_of(bricks, m, k, dtype))
-    return known.array
-
-
-def _place_of(bricks: Tensor) -> tuple[Tensor, int]:
-    """A stack and the place of a matrix in it; other bricks themselves.
-
-    ``a[i]`` makes another tensor each time, of which the stack keeps what was prepared.
-    """
-    stack = wholes.whole_of(bricks)
-    if stack.shape[1:] != bricks.shape:
-        return bricks, _WHOLE
-    return stack, bricks.storage_offset()
+    """The array for a product: kept, and with it what products prepare, on the CPU dequantised."""
+    make = functools.partial(_array_of, bricks, m, k, dtype)
+    return kept_arrays.kept([bricks], (m, k, dtype), make)
 
 
 def _array_of(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Quantised24Array:
@@ -115,6 +82,37 @@ def _product_on_cpu(
 @meaning_for_tracing("quantised_product")
 def _(bricks, m, k, dtype, dense, bias, form):
     return empty_product(dtype, m, k, dense, form)
+
+
+@operator
+def quantised_experts(
+    bricks: Tensor,
+    m: int,
+    k: int,
+    dtype: torch.dtype,
+    x: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    turned: bool,
+    activation: str | None,
+    gated: bool,
+) -> Tensor:
+    """``finished(x[i0:i1] @ A[i].T + bias[i])`` with quantised matrices A (e, m, k).
+
+    With `turned` their transposes are in their place; such a product is dense.
+    """
+    if turned:
+        whole = with_zeros(bricks, m, k, torch.promote_types(x.dtype, dtype))
+        return grouped_ops.grouped_dense(x, whole.mT, bias, offsets, activation, gated)
+    weight = multiplied(bricks, m, k, dtype)
+    return linear_of_experts(x, weight, bias, offsets, activation, gated=gated)
+
+
+@meaning_for_tracing("quantised_experts")
+def _(bricks, m, k, dtype, x, bias, offsets, turned, activation, gated):
+    rows = k if turned else m
+    common = torch.promote_types(x.dtype, dtype)
+    return x.new_empty((x.shape[0], rows // 2 if gated else rows), dtype=common)
 
 
 @operator

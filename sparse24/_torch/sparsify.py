@@ -9,7 +9,7 @@ from sparse24 import _check, _foreign_streams, _is_24
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._torch import ops
 from sparse24._torch.check import check_tensor
-from sparse24._torch.stored import tensor_of
+from sparse24._torch.stored import STORED_AXES, tensor_of
 from sparse24._torch.tensor import Sparse24Tensor
 from sparse24._torch.transforms import differentiable
 from sparse24.formats.quantised import Quantised24Array
@@ -37,11 +37,12 @@ class _Sparsify(torch.autograd.Function):
 def sparsify24(
     x: Tensor, algo: str = "", gradient: str = "24sparse", backend: str = "sparse24"
 ) -> Sparse24Tensor:
-    """Prune a matrix to 2:4 by 4x4 tiles; stands in for ``xformers.ops.sp24.sparsify24``.
+    """Prune to 2:4 by 4x4 tiles; stands in for ``xformers.ops.sp24.sparsify24``.
 
     Parameters
     ----------
     x : Tensor, shape (m, k)
+        Or a stack (e, m, k), the weights of experts.
     algo : str
         Taken for compatibility: every name gives the exact optimum of the 90 tile masks.
     gradient : {"24sparse", "24dense", "ste"}
@@ -52,13 +53,13 @@ def sparsify24(
 
     Returns
     -------
-    Sparse24Tensor, shape (m, k)
+    Sparse24Tensor, shape of x
         Differentiable; its products from either side are sparse.  Does not wait for the device.
 
     Raises
     ------
     ShapeError, DTypeError
-        If `x` is not a matrix of a type that sparse24 stores.
+        If `x` is no matrix or stack of a type that sparse24 stores.
     ArgumentError
         If `gradient` is unknown.
 
@@ -72,20 +73,19 @@ def sparsify24(
     """
     _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
     check_tensor(x, "x")
-    if x.ndim != 2:
-        raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
+    _check_shape(x, "x")
     return differentiable(_Sparsify, x, gradient, True)
 
 
 def to_sparse_semi_structured(
     original_tensor: Tensor | Sparse24Array | Quantised24Array, transposed: bool = False
 ) -> Sparse24Tensor:
-    """Pack a matrix that is 2:4; stands in for ``torch.sparse.to_sparse_semi_structured``.
+    """Pack what is 2:4; stands in for ``torch.sparse.to_sparse_semi_structured``.
 
     Parameters
     ----------
     original_tensor : Tensor, Sparse24Array or Quantised24Array, shape (m, k)
-        A `Quantised24Array` may also be a stack (e, m, k), the weights of experts.
+        Or a stack (e, m, k), the weights of experts.
         Of an array that is compressed already, such as one of a file, the memory is shared, and
         nothing is copied into the tensor: for that pass its ``.clone()`` on.
     transposed : bool
@@ -93,8 +93,8 @@ def to_sparse_semi_structured(
 
     Returns
     -------
-    Sparse24Tensor, shape (m, k)
-        A `Quantised24Tensor`, shape (m, k) or (e, m, k), of a `Quantised24Array`.
+    Sparse24Tensor, shape of original_tensor
+        A `Quantised24Tensor` of a `Quantised24Array`.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def to_sparse_semi_structured(
         If a group holds more than two non-zeros.  (torch drops the others silently.)
         The check waits for the device.
     ShapeError, DTypeError
-        If it is no matrix of a type that sparse24 stores.
+        If it is no matrix or stack of a type that sparse24 stores.
     UnsupportedError
         If `transposed` is True.
 
@@ -121,10 +121,16 @@ def to_sparse_semi_structured(
     if isinstance(original_tensor, Sparse24Array | Quantised24Array):
         return tensor_of(original_tensor)
     check_tensor(original_tensor, "original_tensor")
-    if original_tensor.ndim != 2:
-        shape = tuple(original_tensor.shape)
-        raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
+    _check_shape(original_tensor, "original_tensor")
     with _foreign_streams.stream_of(original_tensor):
         _is_24.check_24(original_tensor.detach())
     parts = ops.pack(original_tensor.detach(), None, False)  # else they would belong to its graph
     return Sparse24Tensor(parts, original_tensor.shape)
+
+
+def _check_shape(x: Tensor, argument: str) -> None:
+    if x.ndim not in STORED_AXES:
+        raise ShapeError(
+            f"{argument} must be a matrix (m, k) or a stack (e, m, k), got shape {tuple(x.shape)}; "
+            "reshape it"
+        )

@@ -20,15 +20,16 @@ from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import bricks as layout
 
+STORED_AXES = (2, 3)  # of a matrix and of a stack
 Orientations = tuple[tuple[Tensor, Tensor], ...]  # (values, codes) of the matrix, of its transpose
 
 
 def tensor_of(array: Sparse24Array | Quantised24Array) -> Sparse24Tensor:
     """The matrix, or stack, with the orientation that it stores; shares its memory."""
-    if array.ndim != 2 and not (isinstance(array, Quantised24Array) and array.ndim == 3):
+    if array.ndim not in STORED_AXES:
         raise ShapeError(
-            "original_tensor must be a matrix, or if it is quantised a stack (e, m, k), got shape "
-            f"{array.shape}; give A[i] for each i"
+            f"original_tensor must be a matrix or a stack (e, m, k), got shape {array.shape}; give "
+            "A[i] for each i"
         )
     if array.axis != -1:
         return tensor_of(array.mT).mT
@@ -75,17 +76,29 @@ def restored(
 ) -> Sparse24Tensor:
     """What `saved` was given; checked, as it may come from a file that nobody vouches for.
 
-    `lead` are the axes of ``expand``, of which only files of such matrices say something.
+    `lead` are the axes of ``expand`` or of a stack; the files of single matrices name none.
     """
     m, k = shape
     shapes = ((m, k), (k, m))
-    lists = [_packed(*pair, size) for pair, size in zip(pairs, shapes, strict=False)]
+    stack = _stack_of(pairs, tuple(lead))
+    lists = [_packed(*pair, (*stack, *size)) for pair, size in zip(pairs, shapes, strict=False)]
     seen = _check.sizes((*lead, *(shapes[1] if turned else shapes[0])), argument="shape")
     a = Sparse24Tensor([part for parts in lists for part in parts], seen, turned=bool(turned))
     return torch.nn.Parameter(a, learns) if parameter else a.requires_grad_(learns)
 
 
-def _packed(values: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
+def _stack_of(pairs: Orientations, lead: tuple[int, ...]) -> tuple[int, ...]:
+    """(e,) of a stack, () of a single matrix, which may be expanded."""
+    stack = tuple(pairs[0][0].shape[:-2])
+    if stack and (stack != lead or len(lead) + 2 not in STORED_AXES):
+        raise FormatError(
+            f"a stack of matrices {lead} has one axis, and is stored with these axes, got {stack}; "
+            "the data are damaged"
+        )
+    return stack
+
+
+def _packed(values: Tensor, codes: Tensor, shape: tuple[int, ...]) -> list[Tensor]:
     if values.is_meta:  # loaded for its shape and type alone
         return [values, codes]
     array = convert.from_parts(values.cpu(), codes.cpu(), shape)

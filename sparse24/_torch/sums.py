@@ -53,7 +53,8 @@ def _combined(operation: Any, function: Callable[..., Tensor], a: Any, b: Any) -
     """`function` of both as dense matrices, packed along the axes of the first."""
     if not isinstance(a, PackedMatrix) or not isinstance(b, PackedMatrix):
         raise undefined(operation)
-    if a.ndim > 2 or a.is_meta or torch.compiler.is_compiling():  # where nobody can look at it
+    unseen = a.is_meta or torch.compiler.is_compiling()  # nobody can look at it
+    if unseen or (a.ndim > 2 and not a.stacked):
         raise undefined(operation)
     if a.shape != b.shape:
         raise ShapeError(
@@ -63,8 +64,8 @@ def _combined(operation: Any, function: Callable[..., Tensor], a: Any, b: Any) -
     refuse_float8(a, b)
     dense = function(a.whole(), b.whole())
     dense = dense.masked_fill(dense == 0, 0)  # so that no -0.0 is stored
-    stored = dense.t().contiguous() if a.turned else dense
-    along = [stored, stored.t().contiguous()][: len(a.parts) // 2]
+    stored = dense.mT.contiguous() if a.turned else dense
+    along = [stored, stored.mT.contiguous()][: len(a.parts) // 2]
     if not all(_is_24.is_24(x) for x in along):
         raise PatternError(
             f"{operation} of two Sparse24Tensors must obey 2:4 as they do, and has more than 2 "

@@ -18,6 +18,7 @@ from sparse24._torch import joins as torch_joins
 from sparse24._torch import matmul as torch_matmul
 from sparse24._torch import ops
 from sparse24._torch import reductions as torch_reductions
+from sparse24._torch import stacks as torch_stacks
 from sparse24._torch import sums as torch_sums
 from sparse24._torch import views as torch_views
 from sparse24._torch.matrix import PackedMatrix, undefined
@@ -31,7 +32,9 @@ _OF_OPTIMIZERS = (_aten.zeros_like.default, _aten.full_like.default)  # for thei
 
 
 class Sparse24Tensor(PackedMatrix):
-    """A 2:4 matrix that takes part in ``@``, ``torch.mm`` and ``torch.nn.functional.linear``.
+    """A 2:4 matrix, or a stack, that takes part in torch's products.
+
+    A matrix does so in ``@``, ``torch.mm`` and ``torch.nn.functional.linear``.
 
     Made by `sparsify24` and `to_sparse_semi_structured`.  A number, or a tensor that broadcasts to
     its shape, is a factor or a divisor; zeros stay zeros.  ``-a`` and ``abs(a)``, rows and whole
@@ -47,6 +50,12 @@ class Sparse24Tensor(PackedMatrix):
     ``norm`` and their like, and ``torch.equal``, make the dense matrix to look at.  Other
     operations raise; use `to_dense` first.
 
+    A stack (e, m, k) holds the weights of experts.  ``a[i]``, ``a[i:j]`` and ``a.unbind()`` share
+    its memory; ``a[numbers]``, and rows or columns of all matrices, are copied.  `torch.stack`
+    makes one of matrices.  It multiplies in `grouped_linear`, in
+    ``torch.nn.functional.grouped_mm(x, a.mT, offs=ends)`` for tokens (t, k), of which the last end
+    is t, and in ``x @ a.mT`` for (e, t, k).  In x these have gradients.
+
     ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and takes it to any
     device, with ``weights_only`` once ``sparse24.torch`` is imported.
 
@@ -59,6 +68,9 @@ class Sparse24Tensor(PackedMatrix):
     Sparse24Tensor(shape=(4, 4), dtype=torch.float32, device=cpu, transposable=False)
     >>> torch.ones(1, 4) @ a.T
     tensor([[1., 1., 1., 1.]])
+    >>> experts = torch.stack([a, 2 * a])
+    >>> (torch.ones(2, 1, 4) @ experts.mT)[1]
+    tensor([[2., 2., 2., 2.]])
     >>> scale = abs(a).amax(dim=1, keepdim=True) / 127
     >>> (a[:2] / scale[:2]).to_dense()
     tensor([[127.,   0.,   0.,   0.],
@@ -251,7 +263,6 @@ COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     _aten.slice.Tensor: torch_views.cut,
     _aten.split.Tensor: torch_views.split,
     _aten.split_with_sizes.default: torch_views.split_in,
-    _aten.bmm.default: torch_matmul.bmm,
     _aten.mm.default: torch_matmul.mm,
     _aten.mm.out: torch_matmul.mm_out,
     _aten.mv.default: torch_matmul.mv,
@@ -261,6 +272,7 @@ COMMON_RULES: dict[Any, Callable[..., Any]] = {  # of all packed matrices
     **torch_reductions.RULES,
     **torch_copies.RULES,
     **torch_joins.RULES,
+    **torch_stacks.RULES,
 }
 Sparse24Tensor._rules = {
     **COMMON_RULES,

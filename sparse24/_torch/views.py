@@ -19,6 +19,11 @@ def same(a: PackedMatrix) -> PackedMatrix:
 
 
 def turn(a: PackedMatrix) -> PackedMatrix:
+    if a.stacked:  # as where torch.nn.functional.linear is given one
+        raise undefined(
+            _aten.t.default,
+            "use a.mT, or a[i] for one matrix of it; sparse24.torch.grouped_linear takes the stack",
+        )
     if a.ndim != 2:
         raise undefined(_aten.t.default)
     return a.seen(a.shape[::-1], not a.turned)

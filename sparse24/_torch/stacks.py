@@ -1,6 +1,6 @@
-"""Products of the matrices of a `Quantised24Tensor` with the tokens of experts.
+"""Products of the matrices of a packed stack with the tokens of experts.
 
-torch's own grouped product, and ours, come here where the weight is a stack of quantised matrices.
+torch's own grouped product, and ours, come here where the weight is a stack of packed matrices.
 Tokens are rows, sorted by expert, as in `_torch.grouped_ops`.
 """
 
@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from sparse24._errors import DTypeError, UnsupportedError
-from sparse24._grouped_matmul import linear_of_experts
-from sparse24._torch import chosen, grouped_ops, quantised_ops
+from sparse24._torch import chosen, grouped_ops
 from sparse24._torch import matmul as torch_matmul
 from sparse24._torch.check import check_experts, refuse_onnx
 from sparse24._torch.matrix import PackedMatrix, undefined
-from sparse24._torch.operators import meaning_for_tracing, operator
 from sparse24.kernels.grouped import MOST_GROUPS
 
 _aten = torch.ops.aten
@@ -27,48 +25,15 @@ _aten = torch.ops.aten
 OF_TRANSFORMERS = "transformers::grouped_mm_fallback"
 
 
-@operator
-def quantised_experts(
-    bricks: Tensor,
-    m: int,
-    k: int,
-    dtype: torch.dtype,
-    x: Tensor,
-    bias: Tensor | None,
-    offsets: Tensor,
-    turned: bool,
-    activation: str | None,
-    gated: bool,
-) -> Tensor:
-    """``finished(x[i0:i1] @ A[i].T + bias[i])`` with quantised matrices A (e, m, k).
-
-    With `turned` their transposes are in their place; such a product is dense.
-    """
-    if turned:
-        whole = quantised_ops.with_zeros(bricks, m, k, torch.promote_types(x.dtype, dtype))
-        return grouped_ops.grouped_dense(x, whole.mT, bias, offsets, activation, gated)
-    weight = quantised_ops.multiplied(bricks, m, k, dtype)
-    return linear_of_experts(x, weight, bias, offsets, activation, gated=gated)
-
-
-@meaning_for_tracing("quantised_experts")
-def _(bricks, m, k, dtype, x, bias, offsets, turned, activation, gated):
-    rows = k if turned else m
-    common = torch.promote_types(x.dtype, dtype)
-    return x.new_empty((x.shape[0], rows // 2 if gated else rows), dtype=common)
-
-
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor,
     activation: str | None = None, gated: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`grouped_ops.grouped_dense` of a quantised stack."""
+    """`grouped_ops.grouped_dense` of a packed stack."""
     refuse_onnx()
     if isinstance(x, PackedMatrix) or not isinstance(weight, PackedMatrix) or not weight.stacked:
         raise undefined(grouped_ops.grouped_dense)
-    (bricks,), facts = weight.parts, (*weight.stored_shape, weight.dtype)
-    how = bias, offsets, weight.turned, activation, gated
-    return quantised_experts(bricks, *facts, x, *how)
+    return weight.of_experts(x, bias, offsets, activation, gated)
 
 
 def grouped_mm(
@@ -83,7 +48,7 @@ def grouped_mm(
         y = bmm(x, weight)
     elif bias is not None:
         raise UnsupportedError(
-            "a grouped product with a Quantised24Tensor has no bias=, as torch's own has none; use "
+            "a grouped product with packed matrices has no bias=, as torch's own has none; use "
             "sparse24.torch.grouped_linear, which adds one"
         )
     else:
@@ -91,7 +56,7 @@ def grouped_mm(
         y = linear(x, of_rows, None, check_experts(x, of_rows, None, None, starts))
     if out_dtype not in (None, y.dtype):
         raise DTypeError(
-            f"a grouped product with a Quantised24Tensor is of {y.dtype}, the common type of its "
+            f"a grouped product with packed matrices is of {y.dtype}, the common type of its "
             f"operands, got out_dtype={out_dtype}; convert the product"
         )
     return y
@@ -109,7 +74,7 @@ def _starts(ends: Tensor) -> Tensor:
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """``a[i] @ b[i]`` for each i: where one is a quantised stack, the product of experts that have
+    """``a[i] @ b[i]`` for each i: where one is a packed stack, the product of experts that have
     as many tokens each.
     """
     torch_matmul.check_bmm(a, b)
@@ -117,7 +82,7 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
         return bmm(b.mT, a.mT).mT
     if not isinstance(b, PackedMatrix) or not b.stacked:
         return torch_matmul.bmm(a, b)
-    known = chosen.find(b.parts[0])
+    known = chosen.find(b.parts)
     if known is not None and a.shape[1] == 1:
         return _of_stack(a[:, 0], b, known)[:, None]
     experts, each, k = a.shape
@@ -131,11 +96,12 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return y.view(experts, each, b.shape[2])
 
 
-def _of_stack(x: Tensor, copies: PackedMatrix, known: chosen.Chosen) -> Tensor:
+def _of_stack(x: Tensor, copies: PackedMatrix, known: list[chosen.Chosen]) -> Tensor:
     """``x[i] @ copies[i]``, by the stack that these are of: tokens are sorted for it, and back."""
-    experts = len(known.part)
-    stack = copies.like([known.part], (experts, *copies.shape[1:]), copies.turned).mT
-    numbers, order = known.numbers.sort()
+    experts = len(known[0].part)
+    parts = [of_part.part for of_part in known]
+    stack = copies.like(parts, (experts, *copies.shape[1:]), copies.turned).mT
+    numbers, order = known[0].numbers.sort()
     offsets = torch.searchsorted(numbers, torch.arange(experts + 1, device=x.device))
     rows = x[order]
     y = linear(rows, stack, None, check_experts(rows, stack, None, None, offsets))

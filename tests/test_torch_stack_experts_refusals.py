@@ -1,4 +1,4 @@
-"""What products of quantised stacks do not take, and what they say then."""
+"""What products of packed stacks do not take, and what they say then."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_torch_quantised_experts import GROUPED, E, K, M, ends_of, operands  # noqa: E402
+from test_torch_stack_experts import GROUPED, E, K, M, ends_of, operands  # noqa: E402
 from torch_quantised_cases import packed  # noqa: E402
 
 from sparse24 import torch as st  # noqa: E402
@@ -31,8 +31,9 @@ from sparse24._errors import (  # noqa: E402
         ({"bias": torch.ones(E, M + 1)}, ShapeError, "bias must have shape"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, error, message):
-    x, weight, _, _, offsets = operands()
+@pytest.mark.parametrize("bits", [0, 4])
+def test_options_that_do_not_fit_are_refused(bits, options, error, message):
+    x, weight, _, _, offsets = operands(bits)
     with pytest.raises(error, match=message):
         st.grouped_linear(x, weight, **{"offsets": offsets, **options})
 
@@ -51,8 +52,9 @@ def test_weights_that_are_no_stack_are_refused(make):
         st.grouped_linear(x, weight[0], offsets=offsets)
 
 
-def test_operands_of_torchs_product_that_do_not_fit_are_refused():
-    x, weight, _, bias, offsets = operands()
+@pytest.mark.parametrize("bits", [0, 4])
+def test_operands_of_torchs_product_that_do_not_fit_are_refused(bits):
+    x, weight, _, bias, offsets = operands(bits)
     ends, product = ends_of(offsets), GROUPED[0]
     for call, error, message in (
         (lambda: product(x, weight.mT, offs=ends, bias=bias), UnsupportedError, "grouped_linear"),
@@ -68,8 +70,9 @@ def test_operands_of_torchs_product_that_do_not_fit_are_refused():
             call()
 
 
-def test_derivatives_that_it_does_not_have_are_refused():
-    x, weight, _, _, offsets = operands()
+@pytest.mark.parametrize("bits", [0, 4])
+def test_derivatives_that_it_does_not_have_are_refused(bits):
+    x, weight, _, _, offsets = operands(bits)
     product = lambda x: st.grouped_linear(x, weight, offsets=offsets).sum()  # noqa: E731
     with pytest.raises(UnsupportedError, match=r"torch\.func's transforms"):
         torch.func.grad(product)(x)

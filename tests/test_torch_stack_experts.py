@@ -1,8 +1,10 @@
-"""Products of experts whose weights are a stack of quantised matrices, beside dense ones."""
+"""Products of experts whose weights are a stack of packed matrices, beside dense ones."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 
@@ -10,15 +12,18 @@ torch = pytest.importorskip("torch")
 
 from test_torch_experts import COUNTS, looped, offsets_of  # noqa: E402
 from torch_quantised_cases import (  # noqa: E402
-    BITS,
+    KINDS,
     TYPES,
     close,
     counted_dequantisations,
     packed,
+    packed_as,
 )
 
 import sparse24 as s24  # noqa: E402
+from sparse24 import _dispatch  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
+from sparse24._torch import kept_arrays  # noqa: E402
 
 E, M, K = len(COUNTS), 128, 256
 F = torch.nn.functional
@@ -32,7 +37,7 @@ MODES = {
 
 
 def operands(bits=4, dtype=torch.float32, device="cpu", counts=COUNTS):
-    """x (t, k), a quantised weight (e, m, k), the dense one, a bias (e, m), offsets."""
+    """x (t, k), a weight (e, m, k) of a kind, the dense one, a bias (e, m), offsets."""
     weight, dense = packed(bits, (len(counts), M, K), dtype, device)
     x = torch.randn(sum(counts), K, device=device).to(dtype)
     bias = torch.randn(len(counts), M, device=device).to(dtype)
@@ -50,7 +55,7 @@ def wanted(x, dense, bias, offsets):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", KINDS)
 @pytest.mark.parametrize("counts", [COUNTS, (1, 1, 1), (0, 40, 0), (0,)], ids=str)
 def test_grouped_linear(device, bits, dtype, counts):
     x, weight, dense, bias, offsets = operands(bits, dtype, device, counts)
@@ -65,17 +70,19 @@ def test_grouped_linear(device, bits, dtype, counts):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("grouped", GROUPED)
-def test_torchs_grouped_product(device, grouped, dtype):
-    x, weight, dense, _, offsets = operands(dtype=dtype, device=device)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_torchs_grouped_product(device, bits, grouped, dtype):
+    x, weight, dense, _, offsets = operands(bits, dtype, device)
     close(grouped(x, weight.transpose(-2, -1), offs=ends_of(offsets)),
           wanted(x, dense, None, offsets))  # fmt: skip
     y = torch.randn(len(x), M, device=device).to(dtype)
     close(grouped(y, weight, offs=ends_of(offsets)), wanted(y, dense.mT, None, offsets))
 
 
-def test_a_stack_of_k_by_m_multiplies_by_its_rows(device):
+@pytest.mark.parametrize("make", [lambda array: array, s24.quantise])
+def test_a_stack_of_k_by_m_multiplies_by_its_rows(device, make):
     array = s24.compress(torch.randn(E, K, M, device=device), axis=-2, on_excess="prune")
-    weight, offsets = st.to_sparse_semi_structured(s24.quantise(array)), offsets_of(COUNTS, device)
+    weight, offsets = st.to_sparse_semi_structured(make(array)), offsets_of(COUNTS, device)
     x = torch.randn(sum(COUNTS), K, device=device)
     want = wanted(x, weight.to_dense().mT, None, offsets)
     close(GROUPED[0](x, weight, offs=ends_of(offsets)), want)
@@ -89,8 +96,9 @@ def test_a_stack_of_k_by_m_multiplies_by_its_rows(device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 7])
-def test_stacks_beside_stacks(device, tokens, dtype):
-    _, weight, dense, _, _ = operands(dtype=dtype, device=device)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_stacks_beside_stacks(device, bits, tokens, dtype):
+    _, weight, dense, _, _ = operands(bits, dtype, device)
     x = torch.randn(E, tokens, K, device=device).to(dtype)
     y = torch.randn(E, tokens, M, device=device).to(dtype)
     close(x @ weight.mT, x @ dense.mT)
@@ -101,8 +109,9 @@ def test_stacks_beside_stacks(device, tokens, dtype):
 
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activation_and_gate(device, dtype, learns):
-    x, weight, dense, bias, offsets = operands(8, dtype, device)
+@pytest.mark.parametrize("bits", [0, 8])
+def test_activation_and_gate(device, bits, dtype, learns):
+    x, weight, dense, bias, offsets = operands(bits, dtype, device)
     x.requires_grad_(learns)
     finish = {"activation": "silu", "gated": True}
     y = st.grouped_linear(x, weight, bias, offsets=offsets, **finish)
@@ -113,15 +122,17 @@ def test_activation_and_gate(device, dtype, learns):
 
 
 @pytest.mark.parametrize("grouped", GROUPED)
-def test_tokens_of_torchs_product_have_a_gradient(device, grouped):
-    x, weight, dense, _, offsets = operands(device=device)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_tokens_of_torchs_product_have_a_gradient(device, bits, grouped):
+    x, weight, dense, _, offsets = operands(bits, device=device)
     x.requires_grad_()
     y = grouped(x, weight.mT, offs=ends_of(offsets))
     assert_gradients(y, looped(x, dense, None, offsets), x)
 
 
-def test_tokens_and_biases_have_a_gradient(device):
-    x, weight, dense, bias, offsets = operands(device=device)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_tokens_and_biases_have_a_gradient(device, bits):
+    x, weight, dense, bias, offsets = operands(bits, device=device)
     for learning in ((x,), (bias,), (x, bias)):
         for given in (x, bias):
             given.requires_grad_(any(given is one for one in learning))
@@ -137,8 +148,9 @@ def assert_gradients(y, want, *tensors):
         torch.testing.assert_close(*got, rtol=1e-3, atol=1e-3)
 
 
-def test_the_weight_follows_autocast(device):
-    x, weight, dense, bias, offsets = operands(device=device)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_the_weight_follows_autocast(device, bits):
+    x, weight, dense, bias, offsets = operands(bits, device=device)
     with torch.autocast(device, torch.bfloat16):
         y = st.grouped_linear(x, weight, bias, offsets=offsets)
     close(y, wanted(x.bfloat16(), dense.bfloat16(), bias.bfloat16(), offsets))
@@ -183,8 +195,9 @@ class ByLoop(Experts):
 @pytest.mark.parametrize("kind", [ByTorch, ByUs, ByLoop])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
-def test_modules_in_every_mode(device, kind, mode, backend, compiles_anew):
-    x, weight, dense, bias, offsets = operands(device=device)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_modules_in_every_mode(device, bits, kind, mode, backend, compiles_anew):
+    x, weight, dense, bias, offsets = operands(bits, device=device)
     module = kind(weight, bias)
     run = module if backend is None else torch.compile(module, fullgraph=True, backend=backend)
     with MODES[mode]():
@@ -198,8 +211,9 @@ def test_modules_in_every_mode(device, kind, mode, backend, compiles_anew):
         torch.testing.assert_close(given.grad, other.grad, rtol=1e-3, atol=1e-2)
 
 
-def test_activation_and_gate_in_compiled_code(compiles_anew):
-    x, weight, _, bias, offsets = operands(dtype=torch.bfloat16)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_activation_and_gate_in_compiled_code(bits, compiles_anew):
+    x, weight, _, bias, offsets = operands(bits, torch.bfloat16)
     finish = {"offsets": offsets, "activation": "gelu", "gated": True}
     run = torch.compile(st.grouped_linear, fullgraph=True, backend="aot_eager")
     assert torch.equal(run(x, weight, bias, **finish), st.grouped_linear(x, weight, bias, **finish))
@@ -224,9 +238,35 @@ def test_each_expert_is_dequantised_once(kind, mode, dequantisations):
         for _ in range(3):
             close(module(x, offsets), wanted(x, dense, bias, offsets))
     assert dequantisations == [(M, K)] * times
-    module.weight.copy_(st.to_sparse_semi_structured(s24.quantise(-dense)))  # which is seen
+    module.weight.copy_(packed_as(4, -dense))  # which is seen
     close(module(x, offsets), wanted(x, -dense, bias, offsets))
     assert len(dequantisations) == 2 * times
+
+
+@pytest.mark.parametrize("kind", [ByTorch, ByUs])
+@pytest.mark.parametrize("mode", MODES)
+def test_products_of_packed_experts_are_planned_once(kind, mode, monkeypatch):
+    planned, fill = [], _dispatch.fill
+    monkeypatch.setattr(_dispatch, "fill", lambda *given: planned.append(given) or fill(*given))
+    x, weight, dense, bias, offsets = operands(0, counts=(20, 0, 30))
+    module = kind(weight.clone(), bias)
+    with MODES[mode]():
+        for _ in range(3):
+            close(module(x, offsets), wanted(x, dense, bias, offsets))
+    assert len(planned) == 2  # experts with tokens
+    module.weight.copy_(packed_as(0, -dense))  # which is seen
+    close(module(x, offsets), wanted(x, -dense, bias, offsets))
+    assert len(planned) == 4
+
+
+def test_what_is_kept_goes_with_the_weight():
+    x, weight, _, _, offsets = operands(0)
+    st.grouped_linear(x, weight, offsets=offsets)
+    values = weakref.ref(weight.parts[0])
+    assert values() in kept_arrays._kept
+    del weight
+    gc.collect()
+    assert values() is None
 
 
 # --- on a GPU -----------------------------------------------------------------------------
@@ -235,7 +275,7 @@ def test_each_expert_is_dequantised_once(kind, mode, dequantisations):
 @pytest.mark.gpu
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [ByTorch, ByUs])
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", KINDS)
 def test_nothing_waits_and_a_graph_reads_offsets_anew(kind, bits):
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("experts are multiplied one by one, which waits")

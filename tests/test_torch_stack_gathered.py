@@ -1,4 +1,4 @@
-"""Matrices of a quantised stack chosen for each token, and operators that go by their names."""
+"""Matrices of a packed stack chosen for each token, and operators that go by their names."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from test_torch_experts import looped  # noqa: E402
-from test_torch_quantised_experts import assert_gradients, ends_of, operands  # noqa: E402
-from torch_quantised_cases import BITS, K, M, close, packed  # noqa: E402
+from test_torch_stack_experts import assert_gradients, ends_of, operands  # noqa: E402
+from torch_quantised_cases import KINDS, K, M, close, packed  # noqa: E402
 
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import UnsupportedError  # noqa: E402
-from sparse24._torch import quantised_experts  # noqa: E402
+from sparse24._torch import stacks  # noqa: E402
 
 E = 3
 SHAPE = (E, M, K)
 CHOSEN = [[2, 0, 0, -1, 1], [1], []]
 
 
-@pytest.mark.parametrize("bits", BITS)
+def both_ways():
+    """A stack that is packed along both axes, and what it stands for."""
+    weight = st.sparsify24(torch.randn(SHAPE))
+    return weight, weight.to_dense()
+
+
+@pytest.mark.parametrize("bits", KINDS)
 @pytest.mark.parametrize("chosen", CHOSEN, ids=str)
 @pytest.mark.parametrize("turn", [lambda a: a, lambda a: a.mT], ids=["rows", "turned"])
 def test_matrices_are_chosen_by_their_numbers(device, turn, chosen, bits):
@@ -34,14 +40,16 @@ def test_matrices_are_chosen_by_their_numbers(device, turn, chosen, bits):
     assert torch.equal(weight[kept].to_dense(), dense[kept])
 
 
-def test_chosen_matrices_are_copies():
-    weight, dense = packed(shape=SHAPE)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_chosen_matrices_are_copies(bits):
+    weight, dense = packed(bits, SHAPE)
     some = weight[torch.tensor([1, 2])]
     some.copy_(weight[torch.tensor([0, 0])])
     assert torch.equal(some.to_dense(), dense[[0, 0]])
     assert torch.equal(weight.to_dense(), dense)
 
 
+@pytest.mark.parametrize("bits", [0, 4])
 @pytest.mark.parametrize(
     "choose",
     [
@@ -52,9 +60,9 @@ def test_chosen_matrices_are_copies():
         lambda a, numbers: a[0][numbers],
     ],
 )
-def test_elements_and_rows_are_not_chosen(choose):
+def test_elements_and_rows_are_not_chosen(choose, bits):
     with pytest.raises(UnsupportedError, match=r"is not defined .*; call \.to_dense\(\) first"):
-        choose(packed(shape=SHAPE)[0], torch.tensor([0, 1]))
+        choose(packed(bits, SHAPE)[0], torch.tensor([0, 1]))
 
 
 def test_a_number_beyond_the_stack_is_refused():
@@ -69,8 +77,9 @@ def expert_of_each_token(x, weight, numbers):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stored", ["rows", "columns"])
-def test_each_token_has_its_own_expert(device, dtype, stored):
-    weight, dense = packed(4, SHAPE, dtype, device)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_each_token_has_its_own_expert(device, bits, dtype, stored):
+    weight, dense = packed(bits, SHAPE, dtype, device)
     if stored == "columns":
         weight, dense = weight.mT, dense.mT
     numbers = torch.tensor([2, 0, 0, 1, 2], device=device)
@@ -83,9 +92,10 @@ def test_each_token_has_its_own_expert(device, dtype, stored):
         assert_gradients(got, want, x)
 
 
+@pytest.mark.parametrize("bits", [0, 4])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_what_is_written_is_seen(mode):
-    weight, other = (packed(shape=SHAPE)[0].clone() for _ in range(2))
+def test_what_is_written_is_seen(mode, bits):
+    weight, other = (packed(bits, SHAPE)[0].clone() for _ in range(2))
     numbers, x = torch.tensor([2, -3, 0, 1, 2]), torch.randn(5, K, 1)
     with mode():
         some, more = weight[numbers], weight[numbers]
@@ -99,28 +109,32 @@ def test_what_is_written_is_seen(mode):
         close(torch.bmm(some, x), want)
 
 
-def test_chosen_matrices_multiply_by_the_stack(monkeypatch):
+@pytest.mark.parametrize("make", [lambda: packed(4, SHAPE), lambda: packed(0, SHAPE), both_ways])
+def test_chosen_matrices_multiply_by_the_stack(monkeypatch, make):
     """Which keeps what it has prepared."""
-    seen, linear = [], quantised_experts.linear
-    monkeypatch.setattr(quantised_experts, "linear", lambda *a: seen.append(a[1]) or linear(*a))
-    weight, dense = packed(shape=SHAPE)
+    seen, linear = [], stacks.linear
+    monkeypatch.setattr(stacks, "linear", lambda *a: seen.append(a[1]) or linear(*a))
+    weight, dense = make()
     numbers, x = torch.tensor([2, 0, 0, 1, 2]), torch.randn(5, K)
     close(expert_of_each_token(x, weight, numbers), expert_of_each_token(x, dense, numbers))
     (stack,) = seen
-    assert stack.parts[0].data_ptr() == weight.parts[0].data_ptr()
+    places = [[part.data_ptr() for part in a.parts] for a in (stack, weight)]
+    assert places[0] == places[1]
 
 
-def test_many_matrices_take_several_products(monkeypatch):
-    monkeypatch.setattr(quantised_experts, "MOST_GROUPS", 2)
-    weight, dense = packed(shape=SHAPE)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_many_matrices_take_several_products(monkeypatch, bits):
+    monkeypatch.setattr(stacks, "MOST_GROUPS", 2)
+    weight, dense = packed(bits, SHAPE)
     some, dense = (torch.cat([a, a]) for a in (weight, dense))
     x = torch.randn(2 * E, K, 3)
     close(torch.bmm(some, x), torch.bmm(dense, x))
 
 
-def test_it_is_compiled():
+@pytest.mark.parametrize("bits", [0, 4])
+def test_it_is_compiled(bits):
     torch._dynamo.reset()
-    weight, dense = packed(shape=SHAPE)
+    weight, dense = packed(bits, SHAPE)
     numbers, x = torch.tensor([2, 0, 0, 1, 2]), torch.randn(5, K)
     with torch.no_grad():
         got = torch.compile(expert_of_each_token, backend="aot_eager", fullgraph=True)(
@@ -136,7 +150,7 @@ def test_it_is_compiled():
 def fallback():
     """An operator as transformers defines it, with its gradient."""
     library = torch.library.Library("transformers", "FRAGMENT")
-    name = quantised_experts.OF_TRANSFORMERS
+    name = stacks.OF_TRANSFORMERS
     operands = "(Tensor input, Tensor weight, Tensor offs"
     library.define(f"{name.split('::')[1]}{operands}) -> Tensor")
     library.define(f"{name.split('::')[1]}_backward{operands}, Tensor dy) -> (Tensor, Tensor)")
@@ -156,9 +170,10 @@ def fallback():
     library._destroy()
 
 
+@pytest.mark.parametrize("bits", [0, 4])
 @pytest.mark.parametrize("learns", [False, True])
-def test_the_product_of_transformers(fallback, learns):
-    x, weight, dense, _, offsets = operands()
+def test_the_product_of_transformers(fallback, learns, bits):
+    x, weight, dense, _, offsets = operands(bits)
     weight = torch.nn.Parameter(weight, requires_grad=learns)
     x.requires_grad_()
     y, want = fallback(x, weight.mT, ends_of(offsets)), looped(x, dense, None, offsets)
