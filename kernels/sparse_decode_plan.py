@@ -14,7 +14,7 @@ WIDENED = ("int8", "float8_e4m3fn", "float8_e5m2")  # types of A that may meet a
 # Stages of a settled A that are asked for before b may be read, by columns of a tile: with more, b
 # waits behind them (docs/benchmarks/log_few_tokens.rst, "Weights that are settled").
 AHEAD = {8: 4, 16: 3, 24: 3, 32: 2, 40: 2, 48: 2, 64: 2}
-FEWEST_OF_WGMMA = 17  # columns
+FEWEST_OF_WGMMA = 25  # columns; with fewer, tiles of 24 or less are faster
 FEW_BLOCKS = 2  # on a multiprocessor; see `configs`
 
 

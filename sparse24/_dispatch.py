@@ -96,8 +96,9 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         _copy_back(epilogue.aux, aux)
     if _copy_back(flat_out, out):
         return None
-    if types.on_gpu and is_quantised(a) and not is_quantised(taken):
-        taken, launched = a, _dequantising(launched, a, types.type_a)
+    if types.on_gpu and _is_converted(launched.a, a):
+        converting = Converting(launched.launcher, types.type_a)
+        taken, launched = a, launched._replace(launcher=converting, a=a.stored)
     as_given = b is given and taken.dtype is stored and not batch
     kept = launched.a is taken.dense or isinstance(launched.a, Compressed24)
     return launched if as_given and kept else None
@@ -108,9 +109,22 @@ def is_quantised(a: Operand24) -> bool:
     return bool((a.rows or a.columns) and a.stored.quantised)
 
 
-def _dequantising(launched: Launched, a: Operand24, dtype: DType) -> Launched:
-    """The product of a dequantised operand as one of `a`, which then is all that it keeps."""
-    return launched._replace(launcher=_quantised.Dequantising(launched.launcher, dtype), a=a.stored)
+def _is_converted(taken: Any, a: Operand24) -> bool:
+    """Whether a product takes the elements of an operand as others than those that it stores."""
+    if not isinstance(taken, Compressed24):
+        return False
+    return taken.dtype is not a.dtype or (is_quantised(a) and not taken.quantised)
+
+
+class Converting(NamedTuple):
+    """A product of a `Compressed24` that takes one of another type, or a quantised one."""
+
+    product: Any
+    dtype: DType
+
+    def __call__(self, record: Compressed24, b, out, epilogue: Fused) -> None:
+        make = _quantised.dequantised if record.quantised else _storage.cast
+        self.product(_storage.with_packed(make(record, self.dtype)), b, out, epilogue)
 
 
 def _copy_back(flat_out, out) -> bool:

@@ -198,16 +198,6 @@ def as_converted(a: Operand24, dtype: DType, *, keep: bool = False) -> Operand24
     return Operand24(convert(a.rows), convert(a.columns), None, a.shape, dtype)
 
 
-class Dequantising(NamedTuple):
-    """A product of a `Compressed24` that takes a quantised one."""
-
-    product: Any
-    dtype: DType
-
-    def __call__(self, record: Compressed24, b, out, epilogue) -> None:
-        self.product(dequantised(record, self.dtype), b, out, epilogue)
-
-
 def reads_bricks(a: Operand24, b, dtype: DType, algorithm: str) -> bool:
     """Whether a product of type `dtype` on the CPU multiplies the bricks as they are."""
     from sparse24.kernels import cpu

@@ -17,12 +17,11 @@ from sparse24._records import Operand24, Problem
 
 KERNEL = "sparse_decode"  # the one that widens for the tensor cores
 
-# Converting elements moves them at this share of the speed of a copy.  Such calls are planned each
-# time, in some 300 µs, of which this is what the GPU is taken to wait for.
+# Converting elements moves them at this share of the speed of a copy, and the codes, which 8 and 16
+# bits have in other orders, by two more kernels.
 # docs/benchmarks/log_few_tokens.rst, "8-bit weights and 16-bit tokens".
-CONVERSION_EFFICIENCY, CONVERSION_LAUNCH = 0.6, 1e-4
-# Dequantising is one kernel, and products that do it are repeated as they were planned; see there,
-# "4-bit weights".
+CONVERSION_EFFICIENCY, CONVERSION_LAUNCH = 0.6, 1e-5
+# Dequantising is one kernel; see there, "4-bit weights".
 DEQUANTISATION_EFFICIENCY, DEQUANTISATION_LAUNCH = 0.65, 4e-6
 
 

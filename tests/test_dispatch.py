@@ -10,9 +10,9 @@ from fake_device import Array
 
 import sparse24 as s24
 from sparse24 import _dispatch
+from sparse24._dispatch import Converting
 from sparse24._dtypes import TABLE
 from sparse24._options import NO_OPTIONS
-from sparse24._quantised import Dequantising
 from sparse24._records import PLAIN, Problem
 
 
@@ -47,14 +47,12 @@ def filled(array, dtype: str):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_a_converted_matrix_is_not_repeated(rng, launches, dtype):
+def test_a_converted_matrix_is_repeated_as_it_is_stored(rng, launches, dtype):
     array = s24.random((8, 16), dtype="float16", rng=rng)
     launched = filled(array, dtype)
     assert launches[0].dtype is TABLE[dtype]
-    if dtype == "float16":
-        assert launched.a is array._operand.rows
-    else:
-        assert launched is None
+    assert launched.a is array._operand.rows
+    assert isinstance(launched.launcher, Converting) == (dtype != "float16")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -64,5 +62,5 @@ def test_a_dequantised_matrix_is_repeated_as_it_is_stored(rng, launches, dtype):
     assert not launches[0].rows.quantised
     assert launches[0].dtype is TABLE[dtype]
     assert launched.a is array._operand.rows
-    assert isinstance(launched.launcher, Dequantising)
+    assert isinstance(launched.launcher, Converting)
     assert launched.launcher.dtype is TABLE[dtype]
