@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from sparse24._dtypes import OF_16_BITS
 from sparse24._records import PLAIN, Compressed24, Fused, Problem
+from sparse24._views import View
 from sparse24.kernels import bricks, decode_launch, loader, sparse_tile
 from sparse24.kernels import sparse_quantised_plan as plan
 from sparse24.kernels.decode_launch import DecodeLauncher, rows_fit
@@ -63,7 +66,9 @@ class _Launcher(DecodeLauncher):
 
 def by_blocks(a: Compressed24) -> Compressed24:
     """The record with the bricks of 16 rows as a row of bytes, as which a launch addresses them."""
-    return replace(a, values=a.values.reshape(*a.values.shape[:-2], -1))
+    *lead, atoms, size = a.values.shape
+    shape, strides = (*lead, atoms * size), (*a.values.strides[:-2], 1)
+    return replace(a, values=View.of(a.values.data.ptr, shape, strides, np.uint8))
 
 
 def _compile_checks():

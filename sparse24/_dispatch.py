@@ -23,6 +23,7 @@ from sparse24 import (
 )
 from sparse24._dtypes import TABLE, DType
 from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._made_anew import Converting, MadeDense, OfRecord
 from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 from sparse24._target import Result
@@ -77,8 +78,9 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         refuse_overlap("aux", epilogue.aux, a, b)
     check_stored(a, call.algorithm)
     batch = out.shape[:-2]
-    given, stored, aux = b, a.dtype, epilogue.aux
+    given, stored, aux, whole = b, a.dtype, epilogue.aux, a
     b = convert(b, types.type_b, call.other_dtype)
+    as_given = b is given
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
     a, b, flat_out, epilogue = _batch_axes.flatten(a, b, out, epilogue, batch)
@@ -99,14 +101,19 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
     if types.on_gpu and _is_converted(launched.a, a):
         converting = Converting(launched.launcher, types.type_a)
         taken, launched = a, launched._replace(launcher=converting, a=a.stored)
-    as_given = b is given and taken.dtype is stored and not batch
+    as_given = as_given and taken.dtype is stored
+    if batch:
+        return launched if as_given and _lies_as_in(whole, launched) else None
     kept = launched.a is taken.dense or isinstance(launched.a, Compressed24)
     return launched if as_given and kept else None
 
 
-def is_quantised(a: Operand24) -> bool:
-    """Whether the operand is stored as integers and factors."""
-    return bool((a.rows or a.columns) and a.stored.quantised)
+def _lies_as_in(a: Operand24, launched: Launched) -> bool:
+    """Whether a product on a GPU reads an operand where that lies, with other batch axes."""
+    used = launched.a
+    if not launched.epilogue.is_plain or a.rows is None or not isinstance(used, Compressed24):
+        return False
+    return _arrays.is_cupy(used.values) and used.values.data.ptr == a.rows.values.data.ptr
 
 
 def _is_converted(taken: Any, a: Operand24) -> bool:
@@ -116,15 +123,9 @@ def _is_converted(taken: Any, a: Operand24) -> bool:
     return taken.dtype is not a.dtype or (is_quantised(a) and not taken.quantised)
 
 
-class Converting(NamedTuple):
-    """A product of a `Compressed24` that takes one of another type, or a quantised one."""
-
-    product: Any
-    dtype: DType
-
-    def __call__(self, record: Compressed24, b, out, epilogue: Fused) -> None:
-        make = _quantised.dequantised if record.quantised else _storage.cast
-        self.product(_storage.with_packed(make(record, self.dtype)), b, out, epilogue)
+def is_quantised(a: Operand24) -> bool:
+    """Whether the operand is stored as integers and factors."""
+    return bool((a.rows or a.columns) and a.stored.quantised)
 
 
 def _copy_back(flat_out, out) -> bool:
@@ -173,17 +174,6 @@ def prepare(a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Prob
     if a.dense is not None:
         return Launched(launcher, a.dense, b, out, epilogue)
     return Launched(MadeDense(launcher, a.rows is None), a.stored, b, out, epilogue)
-
-
-class MadeDense(NamedTuple):
-    """A product that takes a `Compressed24` and makes it, or its transpose, dense."""
-
-    product: Any
-    transposed: bool
-
-    def __call__(self, record: Compressed24, b, out, epilogue: Fused) -> None:
-        dense = _storage.decompress(record)
-        self.product(dense.swapaxes(-1, -2) if self.transposed else dense, b, out, epilogue)
 
 
 def problem_of(a: Operand24, b, out, epilogue: Fused, types: Result, fast: bool = True) -> Problem:
@@ -289,12 +279,3 @@ def adds_rows(left: tuple[int, ...], right: tuple[int, ...], dtype: DType) -> bo
 
     matrices = len(left) == len(right) == 2
     return matrices and math.prod(left) > 0 and cpu.few_rows_pay(right[1], dtype)
-
-
-class OfRecord(NamedTuple):
-    """A CPU product that takes a `Compressed24` instead of its parts."""
-
-    product: Any
-
-    def __call__(self, record: Compressed24, b, out, epilogue: Fused) -> None:
-        self.product(record.values, _storage.canonical(record), record.k, b, out, epilogue)

@@ -10,8 +10,8 @@ from fake_device import Array
 
 import sparse24 as s24
 from sparse24 import _dispatch
-from sparse24._dispatch import Converting
 from sparse24._dtypes import TABLE
+from sparse24._made_anew import Converting
 from sparse24._options import NO_OPTIONS
 from sparse24._records import PLAIN, Problem
 

@@ -14,6 +14,7 @@ from sparse24 import _planner, _widening
 from sparse24._dtypes import OF_16_BITS, numpy_dtype
 from sparse24._explain_gpu import of_quantised
 from sparse24._records import PLAIN, Compressed24, Fused, Operand24
+from sparse24._views import View
 from sparse24.kernels import bricks, reference, sparse_quantised, sparse_tile
 from sparse24.kernels import sparse_quantised_plan as plan
 from sparse24.kernels.decode_tiles import BESIDE, LEAST_STAGES, tiles
@@ -70,6 +71,19 @@ def test_no_prediction_is_below_the_bytes(bits, weight):
         stored = weight[0] * weight[1] * (bits / 2 + 1 + 0.25) / 8
         for config in sparse_quantised.configs(wanted):
             assert sparse_quantised.predict(wanted, config, chip) > stored / chip["bandwidth"]
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_launches_by_address_know_how_far_apart_matrices_are(batch):
+    """With three row blocks a single matrix must not be taken for a stack."""
+    bricks_of = View.of(
+        1 << 40, (*batch, 3, 2, 832), (3 * 2 * 832, 2 * 832, 832, 1)[-len(batch) - 3 :], np.uint8
+    )
+    record = Compressed24(bricks_of, None, bricks_of, (*batch, 48, 256), None, quantised=4)
+    b = View.of(2 << 40, (3, 256, 8), (4096, 2, 512), np.float16)
+    out = View.of(3 << 40, (3, 48, 8), (768, 2, 96), np.float16)
+    shape = sparse_tile.shape_block(sparse_quantised.by_blocks(record), b, out)
+    assert shape.view(sparse_tile.SHAPE)["a_batch"] == (3 * 2 * 832 if batch else 0)
 
 
 def operand(bits: int, shape=(14336, 4096)) -> Operand24:
