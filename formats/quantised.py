@@ -52,7 +52,7 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     ``A.astype`` rounds integers times scales anew, as `dequantise` does.
 
     A stack (e, m, k) holds the weights of experts: see `grouped_linear`.  Its other products are
-    as those of a matrix, but that on a GPU they dequantise it.
+    as those of a matrix.
 
     Work goes to CuPy's current stream.  `nnz`, `density`, `tocsr` and a move to the CPU wait for
     the device; products, `toarray`, `dequantise`, `mask` and views do not.
