@@ -1,24 +1,21 @@
 """The custom operators of quantised matrices, which are passed as one tensor, their bricks.
 
-On the CPU most products dequantise the matrix.  What they make is kept with the bricks until these
-are written, as torch counts it.
+On the CPU most products dequantise the matrix.  What they make is kept with the bricks (`on_cpu`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from sparse24 import _foreign, _foreign_streams, _quantised, _storage
-from sparse24._options import NO_OPTIONS, Epilogue
 from sparse24._records import Compressed24, Operand24
-from sparse24._torch import wholes
+from sparse24._torch import on_cpu, wholes
 from sparse24._torch.factors import TURNED, Factor, empty_product, times
 from sparse24._torch.operators import meaning_for_tracing, operator
-from sparse24._torch.parts import in_type, named, typed, vector_type
+from sparse24._torch.parts import named, typed
 from sparse24.formats.quantised import Quantised24Array
 from sparse24.kernels import bricks as layout
 
@@ -38,31 +35,17 @@ def record_of(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Compressed2
     return _quantised.with_bricks(stored, shape, bits_of(bricks), named(dtype))
 
 
-class _Kept(NamedTuple):
-    facts: tuple  # the shape, the type, and how often the bricks were written
-    array: Quantised24Array
-
-
-# By bricks and, of the matrices of a stack, by their places in it: `_Kept` of the latest product.
-_kept = WeakIdKeyDictionary()
-_WHOLE = -1  # the place of bricks that are no part
-
-
 def multiplied(bricks: Tensor, m: int, k: int, dtype: torch.dtype) -> Quantised24Array:
     """The array for a product: kept, and with it what products prepare, on the CPU dequantised.
 
     Not of inference tensors, whose writes torch does not count.
     """
-    version = wholes.version(bricks)
-    if version is None:
+    state = on_cpu.state(bricks)
+    if state is None:
         return _array_of(bricks, m, k, dtype)
-    whole, place = _place_of(bricks)
-    facts = (m, k, dtype, version)
-    of_whole = _kept.setdefault(whole, {})
-    known = of_whole.get(place)
-    if known is None or known.facts != facts:
-        known = of_whole[place] = _Kept(facts, _array_of(bricks, m, k, dtype))
-    return known.array
+    facts = (m, k, dtype)
+    make = functools.partial(_array_of, bricks, *facts)
+    return on_cpu.kept(*_place_of(bricks), (*facts, state), make)
 
 
 def _place_of(bricks: Tensor) -> tuple[Tensor, int]:
@@ -72,7 +55,7 @@ def _place_of(bricks: Tensor) -> tuple[Tensor, int]:
     """
     stack = wholes.whole_of(bricks)
     if stack.shape[1:] != bricks.shape:
-        return bricks, _WHOLE
+        return bricks, on_cpu.WHOLE
     return stack, bricks.storage_offset()
 
 
@@ -87,7 +70,7 @@ def quantised_product(
 ) -> Tensor:  # fmt: skip
     """A product with the quantised matrix A (m, k), as of `factors.times`."""
     if not bricks.is_cuda:
-        return _product_on_cpu(multiplied(bricks, m, k, dtype), dense, bias, form)
+        return on_cpu.product(multiplied(bricks, m, k, dtype), dense, bias, form)
     turned = form in TURNED
 
     def operand() -> Operand24:
@@ -97,19 +80,6 @@ def quantised_product(
     stored = [] if turned else [bricks, bricks]
     whole = lambda wanted: with_zeros(bricks, m, k, wanted)  # noqa: E731
     return times(Factor(m, k, dtype, stored, operand, whole), dense, bias, form)
-
-
-def _product_on_cpu(
-    array: Quantised24Array, dense: Tensor, bias: Tensor | None, form: str
-) -> Tensor:
-    """`factors.times` of an array, which keeps what it has prepared for tensors of a layout."""
-    matrix, call = array.mT if form in ("x@At", "At@b") else array, NO_OPTIONS
-    if bias is not None:
-        wanted = vector_type(getattr(torch, array._dtype.name), dense.dtype, on_gpu=False)
-        added = _foreign.view_of(in_type(bias, wanted).contiguous())
-        call = NO_OPTIONS._replace(epilogue=Epilogue(bias=added))
-    multiply = matrix._multiply_from_left if form.startswith("x") else matrix._multiply
-    return _foreign.to_torch(multiply(_foreign.view_of(dense), None, call))
 
 
 @meaning_for_tracing("quantised_product")
