@@ -85,6 +85,18 @@ def test_all_products_give_the_same(way, dtype):
             torch.testing.assert_close(other, first, **tolerance)
 
 
+@pytest.mark.parametrize("of_tokens", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_a_bias_is_rounded_as_that_of_an_array(tokens, dtype, of_tokens):
+    weight, _ = made("along rows", dtype)
+    array, x = weight.to_array(), torch.randn(tokens, K).to(of_tokens)
+    for bias in (torch.randn(M), torch.randn(M).double(), torch.randint(1 << 30, (M,)).int()):
+        for _ in range(3):
+            got, want = F.linear(x, weight, bias), s24.linear(x, array, bias)
+            torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("other", [torch.float16, torch.float64, torch.int8])
 def test_tokens_of_another_type_or_order_have_a_plan_of_their_own(other):
     weight, dense = made("along rows")

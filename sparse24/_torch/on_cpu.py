@@ -29,6 +29,9 @@ class _Kept(NamedTuple):
 # By packed tensor, and by place in it: what was made of the latest facts.
 _kept = WeakIdKeyDictionary()
 WHOLE = -1  # the place of tensors that are no part
+# Products by these have the type in which they are summed, so to add a bias afterwards gives the
+# same, and takes a tenth of the time that an epilogue does.
+_SUMMED = (torch.float32, torch.float64)
 
 
 def kept(owner: Tensor, place: Hashable, facts: tuple, make: Callable[[], Any]) -> Any:
@@ -77,9 +80,11 @@ def multiplied(parts: list[Tensor], m: int, k: int, form: str) -> Sparse24Array 
 def product(array: Products24, dense: Tensor, bias: Tensor | None, form: str) -> Tensor:
     """`factors.times` of an array, which keeps what it has prepared for tensors of a layout."""
     matrix, call = array.mT if form in ("x@At", "At@b") else array, NO_OPTIONS
-    if bias is not None:
+    multiply = matrix._multiply_from_left if form.startswith("x") else matrix._multiply
+    later = bias is not None and dense.dtype in _SUMMED
+    if bias is not None and not later:
         wanted = vector_type(getattr(torch, array._dtype.name), dense.dtype, on_gpu=False)
         added = _foreign.view_of(in_type(bias, wanted).contiguous())
         call = NO_OPTIONS._replace(epilogue=Epilogue(bias=added))
-    multiply = matrix._multiply_from_left if form.startswith("x") else matrix._multiply
-    return _foreign.to_torch(multiply(_foreign.view_of(dense), None, call))
+    y = _foreign.to_torch(multiply(_foreign.view_of(dense), None, call))
+    return y.add_(in_type(bias, y.dtype)) if later else y
