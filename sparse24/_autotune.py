@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _planner, _scales, _storage, _tuning_cache
-from sparse24._records import PLAIN, Fused, Operand24, Problem
+from sparse24 import _arrays, _planner, _quantised, _scales, _storage, _tuning_cache
+from sparse24._dtypes import TABLE
+from sparse24._records import PLAIN, Compressed24, Fused, Operand24, Problem
 from sparse24._views import View
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import pieces
@@ -89,26 +90,22 @@ def measure(
     With `most`, of no more configurations of a kernel than that; with `kernels`, of these.
     Of none where the reference kernel refuses.
     """
-    dense = a.dense is not None
-    able: dict[str, _planner.Candidate] = {}  # of one name the first, which is the one that runs
-    for candidate in _planner.candidates(problem, device, dense=dense):
-        if candidate.refusal is None:
-            able.setdefault(candidate.name, candidate)
+    assert a.rows is not None  # the caller has looked
+    able = _able(problem, device, dense=a.dense is not None)
     ranked = [c for c in able.values() if not kernels or c.kernel in kernels]
     if most:
         ranked = [c for i, c in enumerate(ranked) if _before(ranked[:i], c.kernel) < most]
-    reference = next((c for c in able.values() if c.kernel == REFERENCE), None)
+    reference = _reference(problem, device)
     if not ranked or reference is None:
         return {}
     limit = MEASURE_WITHIN * ranked[0].seconds
-    assert a.rows is not None  # the caller has looked
     record = _storage.with_packed(a.rows)
     near = [candidate for candidate in ranked if candidate.seconds <= limit]
     refer, *launches = _planner.prepare_all([reference, *near], epilogue)
     wanted, got = _another(out), _another(out)
-    refer(record, b, wanted, epilogue)
+    refer(_dequantised(record, problem), b, wanted, epilogue)
     runs: dict[str, Sequence[Callable[[], None]]] = {}
-    sparse_copies, room = _copies(record, record.values.nbytes, _storage.copy), _shared_room()
+    sparse_copies, room = _copies(record, record.values.nbytes, _copied), _shared_room()
     for candidate, run in zip(near, launches):
         operands = sparse_copies
         if candidate.kernel == _planner.DENSE_KERNEL:  # there is one at the most
@@ -118,6 +115,35 @@ def measure(
         if agrees(got, wanted, problem.out_dtype):
             runs[candidate.name] = as_repeated(run, operands, b, got, epilogue, room)
     return time_all(runs)
+
+
+def _able(problem: Problem, device: int, *, dense: bool) -> dict[str, _planner.Candidate]:
+    """Candidates that do not refuse, by name; of one name the first, which is the one that runs."""
+    able: dict[str, _planner.Candidate] = {}
+    for candidate in _planner.candidates(problem, device, dense=dense):
+        if candidate.refusal is None:
+            able.setdefault(candidate.name, candidate)
+    return able
+
+
+def _reference(problem: Problem, device: int) -> _planner.Candidate | None:
+    """The reference kernel for a problem, of a quantised matrix for what `_dequantised` gives."""
+    able = _able(dataclasses.replace(problem, quantised=0), device, dense=False)
+    return next((c for c in able.values() if c.kernel == REFERENCE), None)
+
+
+def _dequantised(record: Compressed24, problem: Problem) -> Compressed24:
+    """The matrix as the reference kernel takes it, which reads no integers with factors."""
+    if not record.quantised:
+        return record
+    return _storage.with_packed(_quantised.dequantised(record, TABLE[problem.dtype]))
+
+
+def _copied(record: Compressed24) -> Compressed24:
+    if not record.quantised:
+        return _storage.copy(record)
+    bricks = record.values.copy()
+    return _quantised.with_bricks(bricks, record.shape, record.quantised, record.dtype)
 
 
 def _shared_room() -> Callable[[int], Any]:

@@ -222,6 +222,8 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     cannot win), and takes the median of interleaved rounds; it synchronises.  As layers do in a
     model, calls follow one another, each with another copy of the sparse operand: up to four, or
     three times the L2 cache.  Winners are used by all later calls, inside the block and after it.
+    Of a quantised matrix the tiles that multiply its integers are measured, against the dequantised
+    one, or else those of that; which of both runs is predicted.
     Products of a `HybridArray`, grouped products of one launch, products that a CUDA graph
     captures, and those of other threads, such as torch's in a backward pass, are not measured.
 

@@ -51,8 +51,8 @@ def multiply(
         return known(x, out) if call is NO_OPTIONS else _replay.repeat(known, x, out, call)
     if key is None and _foreign.goes_by_view(x):
         return _multiply_view(a, x, out, call, plans, from_left=from_left)
-    if from_left and out is None and _is_stack(x) and _treats_rows_alike(a, call):
-        return _multiply_rows(a, x, call, plans)
+    if from_left and _is_stack(x) and _treats_rows_alike(a, call) and _folds(x, out, a):
+        return _multiply_rows(a, x, out, call, plans)
     return _anew(a, x, out, call, plans, key, from_left=from_left)
 
 
@@ -64,12 +64,13 @@ def _multiply_view(a: Operand24, x, out, call: Call, plans: Plans | None, *, fro
     return restored(product, restore, call) if out is None else out
 
 
-def _multiply_rows(a: Operand24, x: np.ndarray, call: Call, plans: Plans | None):
+def _multiply_rows(a: Operand24, x: np.ndarray, out, call: Call, plans: Plans | None):
     """``x @ a`` of a stack as of one matrix, which is remembered, as stacks are not."""
     check_inner(x.shape, a.shape)
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    product = multiply(a, rows, None, call, plans, from_left=True)
-    return product.reshape(*x.shape[:-1], a.shape[-1])
+    tokens, n = math.prod(x.shape[:-1]), a.shape[-1]
+    rows, target = x.reshape(tokens, x.shape[-1]), None if out is None else out.reshape(tokens, n)
+    product = multiply(a, rows, target, call, plans, from_left=True)
+    return product.reshape(*x.shape[:-1], n) if out is None else out
 
 
 def _anew(
@@ -122,15 +123,34 @@ def _is_stack(x) -> bool:
     return type(x) is np.ndarray and x.ndim > 2
 
 
+def _folds(x: np.ndarray, out, a: Operand24) -> bool:
+    """Whether the result of a stack can be written as that of one matrix."""
+    if out is None:
+        return True
+    fits = type(out) is np.ndarray and out.shape == (*x.shape[:-1], a.shape[-1])
+    return fits and out.flags.c_contiguous and x.flags.c_contiguous
+
+
 def _treats_rows_alike(a: Operand24, call: Call) -> bool:
     """Whether a product from the left is the same for each row of x, whatever stack it is in."""
     if len(a.shape) > 2 or call is NO_OPTIONS:
         return len(a.shape) == 2
-    e = call.epilogue
-    by_row = call.c is not None or call.scales is not None
-    if by_row or not isinstance(e, Epilogue) or e.aux is not None or e.alpha_vector is not None:
+    if call.c is not None or not _is_one_factor(call.scales):
         return False
-    return e.bias is None or getattr(e.bias, "ndim", 0) == 1
+    e = call.epilogue
+    if not isinstance(e, Epilogue) or e.aux is not None or e.alpha_vector is not None:
+        return e is None
+    columns = a.shape[-1]
+    by_column = getattr(e.bias, "shape", None) in ((columns,), (1, columns))
+    return e.bias is None or by_column or _check.is_scalar(e.bias)
+
+
+def _is_one_factor(scales) -> bool:
+    """Whether scales have no more than a number for all rows of the left operand."""
+    if scales is None:
+        return True
+    is_pair = isinstance(scales, tuple | list) and len(scales) == 2
+    return is_pair and (scales[0] is None or _check.is_scalar(scales[0]))
 
 
 class LaidOut(NamedTuple):

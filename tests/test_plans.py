@@ -133,6 +133,28 @@ def test_autotune_measures_and_remembers(untuned, rng, side):
 
 
 @pytest.mark.gpu
+@pytest.mark.stem("sparse_quantised")
+@pytest.mark.parametrize("tokens", [1, 16])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_autotune_measures_tiles_of_quantised_matrices(untuned, rng, bits, tokens):
+    import cupy
+
+    w = cupy.asarray(rng.standard_normal((4096, 4096)).astype(np.float16))
+    a = s24.quantise(s24.prune(w), bits=bits)
+    x = cupy.asarray(rng.standard_normal((tokens, 4096)).astype(np.float16))
+    bias = s24.Epilogue(bias=cupy.asarray(rng.standard_normal(4096).astype(np.float32)))
+    for options in ({}, {"epilogue": bias}):
+        before = to_numpy(s24.matmul(x, a.T, **options))
+        with s24.autotune(cache=untuned / "t.json"):
+            tuned = to_numpy(s24.matmul(x, a.T, **options))
+        np.testing.assert_allclose(tuned, before, rtol=1e-2, atol=0.2)
+        told = s24.explain(x, a.T, **options)
+        assert len(told.measured) > 1
+        assert "fastest measured of" in told.reason
+        assert told.chosen == min(told.measured, key=told.measured.get)
+
+
+@pytest.mark.gpu
 @pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
 def test_explain_and_plan_on_the_gpu(rng):
     import cupy

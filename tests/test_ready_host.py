@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _dtypes, _foreign
+from sparse24 import _dispatch, _dtypes, _foreign
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 SIZE = 96
@@ -120,3 +120,50 @@ def test_stacks_of_tokens_are_one_matrix(rng, weight, options):
     assert s24.linear(x[:0], a, **options).shape == (0, 3, 4, SIZE)
     with pytest.raises(ShapeError, match=r"x must have shape \(\.\.\., k\).*\(2, 3, 4, 95\)"):
         s24.linear(x[..., 1:], a, **options)
+
+
+OPTIONS = {
+    "bias of one row": {"epilogue": s24.Epilogue(bias=np.arange(SIZE, dtype=np.float32)[None])},
+    "number": {"epilogue": s24.Epilogue(bias=0.5, activation="relu")},
+    "type": {"dtype": "float16"},
+    "algorithm": {"algorithm": "dense"},
+    "scales": {"scales": (2.0, np.arange(SIZE, dtype=np.float32))},
+    "one scale": {"scales": (None, np.arange(SIZE, dtype=np.float32)[None])},
+    "factor": {"alpha": 3.0},
+}
+
+
+@pytest.mark.parametrize("has_out", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_stacks_with_options_are_planned_once(rng, monkeypatch, options, has_out):
+    a, x = two_four(rng), dense(rng, (2, 3, SIZE), "float32")
+    want = np.stack([s24.matmul(rows, a.T, **options) for rows in x])
+    planned, fill = [], _dispatch.fill
+    monkeypatch.setattr(_dispatch, "fill", lambda *given: planned.append(given) or fill(*given))
+    for number in range(3):
+        out = np.empty_like(want) if has_out else None
+        got = s24.matmul(x, a.T, out, **options)
+        assert not has_out or got is out
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-2)
+        assert number == 0 or len(planned) == 1
+
+
+def test_each_row_of_a_stack_may_have_its_own_factor_or_place(rng):
+    a, x = two_four(rng), dense(rng, (2, 3, SIZE), "float32")
+    plain, rows = np.stack([m @ a.T for m in x]), np.arange(3, dtype=np.float32)[:, None]
+    others = np.empty((2, SIZE, 3), np.float32).swapaxes(1, 2), np.empty((2, 6, SIZE), "f")[:, ::2]
+    c = dense(rng, plain.shape, "float32")
+    close = {"rtol": 1e-4, "atol": 1e-3}
+    for _ in range(2):
+        for out in others:
+            assert s24.matmul(x, a.T, out) is out
+            np.testing.assert_allclose(out, plain, **close)
+        got = s24.matmul(x, a.T, scales=(rows, 2.0))
+        np.testing.assert_allclose(got, 2 * rows * plain, **close)
+        got = s24.matmul(x, a.T, epilogue=s24.Epilogue(bias=rows))
+        np.testing.assert_allclose(got, plain + rows, **close)
+        np.testing.assert_allclose(s24.matmul(x, a.T, c=c, beta=1.0), plain + c, **close)
+    with pytest.raises(ShapeError, match=r"out must have shape \(2, 3, 96\), got \(6, 96\)"):
+        s24.matmul(x, a.T, np.empty((6, SIZE), np.float32))
+    with pytest.raises(ArgumentError, match="out shares memory with an operand"):
+        s24.matmul(x, a.T, x)

@@ -22,6 +22,7 @@ from sparse24 import (
     _arrays,
     _autotune,
     _planner,
+    _quantised,
     _storage,
     _tuning_cache,
     _user_folder,
@@ -173,6 +174,21 @@ def test_what_is_measured_is_what_would_run(h200, ran):
     assert len(ran) == 1 + len(times)
     for candidate, _ in ran:
         assert _planner.choose(case, 0, dense=False, algorithm=candidate.name) == candidate
+
+
+def test_tiles_of_quantised_matrices_agree_with_what_these_stand_for(h200, ran, monkeypatch):
+    types, whole = [], _quantised.dequantised
+    count = lambda record, dtype: types.append(dtype.name) or whole(record, dtype)  # noqa: E731
+    monkeypatch.setattr(_quantised, "dequantised", count)
+    operand = s24.quantise(s24.random((64, 256), rng=0), bits=4)._operand
+    case = problem(m=64, n=4, k=256, quantised=4)
+    with _autotune.measuring():
+        _autotune.visit(operand, None, np.empty((64, 4), np.float32), PLAIN, case, 0)
+    names = list(_tuning_cache.measured(0, case, dense=False))
+    assert len(names) > 1
+    assert all(name.startswith("sparse_quantised/") for name in names)
+    assert [candidate.name for candidate, _ in ran] == ["sparse_fma/64x64x32", *names]
+    assert types == ["bfloat16"]
 
 
 def test_nothing_is_measured_in_a_capture_or_without_a_reference(h200, monkeypatch, ran):

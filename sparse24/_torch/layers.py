@@ -223,10 +223,10 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         samples = self.rule.samples and way == "weight"  # after eval(), too: it may learn
         # Before backward, which may run late, and which exported code does not have.
         clock = torch_samples.tick(self._clock) if samples and not is_exported() else None
+        origin, rule = self._origin(), self.rule
         return by_clock(
-            x, self._origin().latent(), self.bias, mask=self.mask, sparse=way, clock=clock,
-            gradient=self.rule.gradient, transposable=self.rule.transposable,
-            decay=self.rule.decay,
+            x, origin.latent(), origin.bias, mask=origin.mask, sparse=way, clock=clock,
+            gradient=rule.gradient, transposable=rule.transposable, decay=rule.decay,
         )  # fmt: skip
 
     def _inference(self, x: Tensor) -> Tensor:

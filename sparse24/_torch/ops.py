@@ -28,6 +28,7 @@ from sparse24 import (
 )
 from sparse24._errors import DTypeError
 from sparse24._records import Compressed24
+from sparse24._torch import on_cpu
 from sparse24._torch import repack as torch_repack
 from sparse24._torch import replay as torch_replay
 from sparse24._torch.factors import TURNED, Factor, empty_product, times
@@ -92,6 +93,9 @@ def product(
     parts: list[Tensor], m: int, k: int, dense: Tensor, bias: Tensor | None, form: str
 ) -> Tensor:
     """A product with the packed matrix A (m, k), as of `factors.times`."""
+    known = None if parts[0].is_cuda else on_cpu.multiplied(parts, m, k, form)
+    if known is not None:
+        return on_cpu.product(known, dense, bias, form)
     turned = form in TURNED
     stored = parts[2:] if turned else parts[:2]
     operand = functools.partial(operand_of, parts, m, k, turned=turned)

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from sparse24 import _foreign, _foreign_streams, _quantised, _storage
 from sparse24._grouped_matmul import linear_of_experts
-from sparse24._options import NO_OPTIONS, Epilogue
 from sparse24._records import Compressed24, Operand24
-from sparse24._torch import grouped_ops, kept_arrays
+from sparse24._torch import grouped_ops, kept_arrays, on_cpu
 from sparse24._torch.factors import TURNED, Factor, empty_product, times
 from sparse24._torch.operators import meaning_for_tracing, operator
-from sparse24._torch.parts import in_type, named, typed, vector_type
+from sparse24._torch.parts import named, typed
 from sparse24.formats.quantised import Quantised24Array
 from sparse24.kernels import bricks as layout
 
@@ -54,7 +53,7 @@ def quantised_product(
 ) -> Tensor:  # fmt: skip
     """A product with the quantised matrix A (m, k), as of `factors.times`."""
     if not bricks.is_cuda:
-        return _product_on_cpu(multiplied(bricks, m, k, dtype), dense, bias, form)
+        return on_cpu.product(multiplied(bricks, m, k, dtype), dense, bias, form)
     turned = form in TURNED
 
     def operand() -> Operand24:
@@ -64,19 +63,6 @@ def quantised_product(
     stored = [] if turned else [bricks, bricks]
     whole = lambda wanted: with_zeros(bricks, m, k, wanted)  # noqa: E731
     return times(Factor(m, k, dtype, stored, operand, whole), dense, bias, form)
-
-
-def _product_on_cpu(
-    array: Quantised24Array, dense: Tensor, bias: Tensor | None, form: str
-) -> Tensor:
-    """`factors.times` of an array, which keeps what it has prepared for tensors of a layout."""
-    matrix, call = array.mT if form in ("x@At", "At@b") else array, NO_OPTIONS
-    if bias is not None:
-        wanted = vector_type(getattr(torch, array._dtype.name), dense.dtype, on_gpu=False)
-        added = _foreign.view_of(in_type(bias, wanted).contiguous())
-        call = NO_OPTIONS._replace(epilogue=Epilogue(bias=added))
-    multiply = matrix._multiply_from_left if form.startswith("x") else matrix._multiply
-    return _foreign.to_torch(multiply(_foreign.view_of(dense), None, call))
 
 
 @meaning_for_tracing("quantised_product")

@@ -119,10 +119,10 @@ def first_derivative(*needs: tuple[int, ...]):
             if not torch.compiler.is_compiling():
                 _refuse_batches(gradients)
             saved = ctx.saved_tensors  # once: torch.utils.checkpoint allows no more
+            if not torch.is_grad_enabled():
+                return backward(ctx, saved, *gradients)
             with torch.no_grad():
                 found = backward(ctx, saved, *gradients)
-            if not torch.is_grad_enabled():
-                return found
             made_of = [[saved[i] for i in places] for places in needs]
             ends = zip(found[: len(needs)], made_of, strict=True)
             last = (None if g is None else _Last.apply(g, *gradients, *own) for g, own in ends)
