@@ -64,7 +64,7 @@ def _multiply_view(a: Operand24, x, out, call: Call, plans: Plans | None, *, fro
     return restored(product, restore, call) if out is None else out
 
 
-def _multiply_rows(a: Operand24, x: np.ndarray, out, call: Call, plans: Plans | None):
+def _multiply_rows(a: Operand24, x, out, call: Call, plans: Plans | None):
     """``x @ a`` of a stack as of one matrix, which is remembered, as stacks are not."""
     check_inner(x.shape, a.shape)
     tokens, n = math.prod(x.shape[:-1]), a.shape[-1]
@@ -119,15 +119,17 @@ def _may_improve(plan: ReadyProduct, record: Compressed24 | None, x) -> bool:
 
 
 def _is_stack(x) -> bool:
-    """Whether x is a NumPy array with more axes than a matrix."""
-    return type(x) is np.ndarray and x.ndim > 2
+    """Whether x has more axes than a matrix, and can be made one; on a GPU, without a copy."""
+    if type(x) is np.ndarray:
+        return x.ndim > 2
+    return _arrays.is_cupy(x) and x.ndim > 2 and x.flags.c_contiguous
 
 
-def _folds(x: np.ndarray, out, a: Operand24) -> bool:
+def _folds(x, out, a: Operand24) -> bool:
     """Whether the result of a stack can be written as that of one matrix."""
     if out is None:
         return True
-    fits = type(out) is np.ndarray and out.shape == (*x.shape[:-1], a.shape[-1])
+    fits = type(out) is type(x) and out.shape == (*x.shape[:-1], a.shape[-1])
     return fits and out.flags.c_contiguous and x.flags.c_contiguous
 
 
