@@ -209,6 +209,11 @@ def _table(own: DType, wanted: DType) -> np.ndarray:
 
 def cast(record: Compressed24, dtype: DType) -> Compressed24:
     """The record with elements of another type; the codes stay."""
+    if _arrays.is_cupy(record.values):
+        from sparse24.kernels import widen
+
+        if widen.takes(record, dtype):
+            return widen.launch(record, dtype)
     return with_values(record, converted(record.values, record.dtype, dtype), dtype)
 
 
