@@ -62,9 +62,10 @@ def products(name: str, columns: int) -> None:
 
 
 def widened() -> None:
-    """8-bit matrices with 16-bit arrays, by every tile."""
+    """8-bit matrices with 16-bit arrays, by every tile, and made such of 16 bits."""
     for stored, dtype in (("int8", "bfloat16"), ("float8_e4m3fn", "float16")):
         a = s24.compress(draw((200, 264), stored), on_excess="prune", dtype=stored)
+        a.astype(dtype)
         for columns in (5, 16, 20, 30, 44, 72):
             b = draw((columns, 264), dtype).T
             for choice in s24.explain(a, b).candidates:

@@ -169,7 +169,7 @@ def test_autocast(device):
         {"sparse": "activation"},
     ],
 )
-def test_compiles_without_graph_breaks(rule, device):
+def test_compiles_without_graph_breaks(rule, device, compiles_anew):
     net = st.sparsify(model().to(device), {"*": rule})
     if rule.get("sparse") == "masked":
         for layer in st.sparse_layers(net).values():

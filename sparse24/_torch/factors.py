@@ -14,7 +14,15 @@ from sparse24._options import Call
 from sparse24._records import PLAIN, Fused, Operand24
 from sparse24._target import Result
 from sparse24._torch import replay as torch_replay
-from sparse24._torch.parts import dtype_of, in_type, result_type, vector_type, without_autocast
+from sparse24._torch.parts import (
+    added_to,
+    dtype_of,
+    in_type,
+    is_added_later,
+    result_type,
+    vector_type,
+    without_autocast,
+)
 from sparse24._torch.settled import are_settled, note
 
 FORMS = ("x@At", "x@A", "A@b", "At@b")
@@ -52,6 +60,8 @@ def times(a: Factor, dense: Tensor, bias: Tensor | None, form: str) -> Tensor:
 
     ``x @ A`` is computed as the transpose of ``A.T @ x.T``, which exchanges views only.
     """
+    if is_added_later(bias, dense):
+        return added_to(times(a, dense, None, form), bias)
     left, stored = form.startswith("x"), a.stored
     if not stored and bias is None and _multiplies_densely(a, dense):
         return _dense_product(a, dense, left=left)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -108,6 +109,20 @@ def vector_type(*operands: torch.dtype, on_gpu: bool) -> torch.dtype:
     """
     whole = torch.int8 in operands and not on_gpu
     return torch.float64 if whole or torch.float64 in operands else torch.float32
+
+
+def is_added_later(bias: Tensor | None, dense: Tensor) -> TypeGuard[Tensor]:
+    """Whether a bias is added to a product on the CPU by torch.
+
+    Products by float32 and float64 have the type in which they are summed.  So that gives what an
+    epilogue does, which takes ten times as long with few tokens.
+    """
+    return bias is not None and not dense.is_cuda and dense.dtype in (torch.float32, torch.float64)
+
+
+def added_to(product: Tensor, bias: Tensor) -> Tensor:
+    """The product itself, with a bias for each column."""
+    return product.add_(in_type(bias, product.dtype))
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:

@@ -144,7 +144,10 @@ class Sparse24Tensor(PackedMatrix):
         self._copied_of = other._copied_of
 
     def share_memory_(self) -> Sparse24Tensor:
-        """Move the values and codes to shared memory, as for other processes."""
+        """Move the values and codes to shared memory, as for other processes.
+
+        An array that `to_array` made before must not be used any more.
+        """
         for part in self.parts:
             part.share_memory_()
         return self
