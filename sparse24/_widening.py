@@ -17,12 +17,9 @@ from sparse24._records import Operand24, Problem
 
 KERNEL = "sparse_decode"  # the one that widens for the tensor cores
 
-# Converting elements moves them at this share of the speed of a copy, and the codes, which 8 and 16
-# bits have in other orders, by two more kernels.
-# docs/benchmarks/log_few_tokens.rst, "8-bit weights and 16-bit tokens".
-CONVERSION_EFFICIENCY, CONVERSION_LAUNCH = 0.6, 1e-5
-# Dequantising is one kernel; see there, "4-bit weights".
-DEQUANTISATION_EFFICIENCY, DEQUANTISATION_LAUNCH = 0.65, 4e-6
+# At which share of the speed of a copy elements are moved, and the seconds of a launch:
+# docs/benchmarks/log_few_tokens.rst, "4-bit weights" and "Warpgroups that widen".
+DEQUANTISATION_EFFICIENCY, WIDENING_EFFICIENCY, LAUNCH = 0.65, 0.85, 4e-6
 
 
 def as_multiplied(problem: Problem, stored: str, device: int, algorithm: str) -> Problem:
@@ -58,10 +55,8 @@ def _pays(narrow: Problem, wide: Problem, device: int, generation: int) -> bool:
         return False
     elements = wide.m * wide.k // 2 * (wide.batch if wide.a_batched else 1)
     moved = elements * sum(_bytes_of_element(p) for p in (narrow, wide))
-    quantised = DEQUANTISATION_EFFICIENCY, DEQUANTISATION_LAUNCH
-    others = CONVERSION_EFFICIENCY, CONVERSION_LAUNCH
-    efficiency, launch = quantised if narrow.quantised else others
-    conversion = launch + moved / (efficiency * facts["bandwidth"])
+    efficiency = DEQUANTISATION_EFFICIENCY if narrow.quantised else WIDENING_EFFICIENCY
+    conversion = LAUNCH + moved / (efficiency * facts["bandwidth"])
     converted = _planner.fastest_able(wide, facts, dense=False, scale=scale)
     return direct.seconds <= conversion + converted.seconds
 
