@@ -234,7 +234,7 @@ class EpilogueMaker:
         epilogue = fuse(call, self.left, self.right, self.xp, self.real)
         if out is None and epilogue.c is None and epilogue.aux is None:
             return epilogue
-        return replace(self.types, out=out).fitted(epilogue, self.dropped)
+        return replace(self.types, out=given(out)).fitted(epilogue, self.dropped)
 
 
 def _without(array, dropped: int | None):
