@@ -1,7 +1,4 @@
-"""Prepared products that run a function of arrays: cuBLAS, copies, several products.
-
-So are those that convert their sparse operand at each call.
-"""
+"""Prepared products that run a function: cuBLAS, with copies or conversions, several launches."""
 
 from __future__ import annotations
 
