@@ -78,7 +78,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
         refuse_overlap("aux", epilogue.aux, a, b)
     check_stored(a, call.algorithm)
     batch = out.shape[:-2]
-    given, stored, aux, whole = b, a.dtype, epilogue.aux, a
+    given, whole, aux = b, a, epilogue.aux
     b = convert(b, types.type_b, call.other_dtype)
     as_given = b is given
     if math.prod(batch) == 0 or 0 in out.shape:
@@ -101,15 +101,17 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types: Result) -> L
     if types.on_gpu and _is_converted(launched.a, a):
         converting = Converting(launched.launcher, types.type_a)
         taken, launched = a, launched._replace(launcher=converting, a=a.stored)
-    as_given = as_given and taken.dtype is stored
-    if batch:
-        return launched if as_given and _lies_as_in(whole, launched) else None
-    kept = launched.a is taken.dense or isinstance(launched.a, Compressed24)
-    return launched if as_given and kept else None
+    kept = _lies_as_in(whole, launched) if batch else _is_held(taken, launched.a)
+    return launched if kept and as_given and taken.dtype is whole.dtype else None
+
+
+def _is_held(a: Operand24, used: Any) -> bool:
+    """Whether a product reads what an operand holds, not a dense matrix that was made for it."""
+    return used is a.dense or isinstance(used, Compressed24)
 
 
 def _lies_as_in(a: Operand24, launched: Launched) -> bool:
-    """Whether a product on a GPU reads an operand where that lies, with other batch axes."""
+    """Whether a product of stacks on a GPU reads an operand where it lies, and has no epilogue."""
     used = launched.a
     if not launched.epilogue.is_plain or a.rows is None or not isinstance(used, Compressed24):
         return False

@@ -157,7 +157,8 @@ def plan(
     Notes
     -----
     Multiplies `b_spec`, or zeros, once, so that nothing is compiled later, nor laid out, except for
-    float32 in bfloat16 pieces: once these are made.  An `aux` of the epilogue is written then, too.
+    float32 in bfloat16 pieces, once these are made, and for a matrix that is converted at each
+    call.  An `aux` of the epilogue is written then, too.
     This takes up to two seconds for a kernel that no process has compiled before.  Does not wait
     for the device.
 
@@ -222,8 +223,8 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     cannot win), and takes the median of interleaved rounds; it synchronises.  As layers do in a
     model, calls follow one another, each with another copy of the sparse operand: up to four, or
     three times the L2 cache.  Winners are used by all later calls, inside the block and after it.
-    Of a quantised matrix the tiles that multiply its integers are measured, against the dequantised
-    one, or else those of that; which of both runs is predicted.
+    Whether a quantised matrix multiplies by its integers or dequantised is predicted; what is
+    measured is the fastest tile for that.
     Products of a `HybridArray`, grouped products of one launch, products that a CUDA graph
     captures, and those of other threads, such as torch's in a backward pass, are not measured.
 

@@ -65,7 +65,10 @@ def _multiply_view(a: Operand24, x, out, call: Call, plans: Plans | None, *, fro
 
 
 def _multiply_rows(a: Operand24, x, out, call: Call, plans: Plans | None):
-    """``x @ a`` of a stack as of one matrix, which is remembered, as stacks are not."""
+    """``x @ a`` of a stack as of one matrix, which is remembered with its options.
+
+    Those of stacks are not, nor are stacks on the CPU.
+    """
     check_inner(x.shape, a.shape)
     tokens, n = math.prod(x.shape[:-1]), a.shape[-1]
     rows, target = x.reshape(tokens, x.shape[-1]), None if out is None else out.reshape(tokens, n)
@@ -234,7 +237,7 @@ class EpilogueMaker:
         epilogue = fuse(call, self.left, self.right, self.xp, self.real)
         if out is None and epilogue.c is None and epilogue.aux is None:
             return epilogue
-        return replace(self.types, out=out).fitted(epilogue, self.dropped)
+        return replace(self.types, out=given(out)).fitted(epilogue, self.dropped)
 
 
 def _without(array, dropped: int | None):

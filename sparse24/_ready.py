@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparse24 import _arrays, _foreign, _foreign_streams, _overlap, _streams
+from sparse24 import _arrays, _foreign_streams, _overlap
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
@@ -220,44 +220,6 @@ def product_by_address(launched: Launched) -> Callable[..., list[Launch]]:
         return bind(records.Compressed24(values, None, codes, *facts), b, out, *others)
 
     return by_address(bind_views, record.values, record.packed, launched.b, launched.out)
-
-
-class ReadyArrays:
-    """A prepared product that runs a function of arrays: cuBLAS, copies, several products.
-
-    Parameters
-    ----------
-    run : callable
-        ``run(x, out)`` multiplies CuPy arrays like those of the call that prepared it.
-    allocate : callable
-        Makes a result.
-    captured : bool
-        Whether a graph can hold it.
-    """
-
-    reads_options = False
-
-    def __init__(
-        self, run: Callable[[Any, Any], Any], allocate: Callable[[], Any], *, captured: bool = True
-    ):
-        self._run, self._allocate, self.captured = run, allocate, captured
-
-    def __call__(self, x: Any, out: Any) -> Any:
-        result = self._allocate() if out is None else out
-        _foreign_streams.make_current()
-        if _arrays.is_cupy(x):
-            self._multiply(x, result, given=out is not None)
-        else:
-            with _foreign_streams.stream_of(x):
-                views = _foreign.view_of(x), _foreign.view_of(result)
-                self._multiply(*views, given=out is not None)
-        return result
-
-    def _multiply(self, x: Any, result: Any, *, given: bool) -> None:
-        if given and _overlap.overlaps(result, x):
-            raise ArgumentError(OVERLAP.format("out"))
-        _streams.hold_current()
-        self._run(x, result)
 
 
 class ReadyInTurn:

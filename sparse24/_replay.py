@@ -25,10 +25,11 @@ from sparse24 import (
 from sparse24._dispatch import Launched
 from sparse24._moved_layout import MovedLayout, laying_out
 from sparse24._options import NO_OPTIONS, Call, Epilogue
-from sparse24._ready import ReadyArrays, ReadyProduct, allocator, bound
+from sparse24._ready import ReadyProduct, allocator, bound
+from sparse24._ready_arrays import ReadyArrays, ReadyArraysWithOptions
 from sparse24._ready_converted import ReadyConverted
 from sparse24._ready_pieces import ReadyInPieces
-from sparse24._records import PLAIN, Fused
+from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24.kernels import pieces
 from sparse24.kernels.launch import Launcher
 from sparse24.kernels.sparse_split import InPieces
@@ -196,27 +197,33 @@ def remember(
         if plan is not None:
             keep(plans, key, plan)
         return plan
-    if launched.epilogue is PLAIN and x.ndim == result.ndim <= 2:
+    if x.ndim == result.ndim <= 2:
         run = _run(launched, vector=x.ndim == 1, transposed=from_left)
-        keep(plans, key, of_arrays(run, result))
+        held = launched.a.values if isinstance(launched.a, Compressed24) else launched.a
+        if launched.epilogue is PLAIN:
+            keep(plans, key, of_arrays(run, result, held))
+        else:
+            keep(plans, key, ReadyArraysWithOptions(run, allocate, make_epilogue, held=held))
     return None
 
 
-def of_arrays(run: Callable[[Any, Any], None], result: Any) -> ReadyArrays:
+def of_arrays(run: Callable[[Any, Any], None], result: Any, held: Any = None) -> ReadyArrays:
     """What repeats ``run(x, out)`` of arrays as the caller has them, with the result `result`.
 
-    No graph holds it: what `run` allocates would not live as long (see `_cuda_graphs.keeping`).
+    Results must not overlap `held`, if that is given.  No graph holds it: what `run` allocates
+    would not live as long (see `_cuda_graphs.keeping`).
     """
-    return ReadyArrays(run, allocator(result), captured=False)
+    return ReadyArrays(run, allocator(result), captured=False, held=held)
 
 
-def _run(launched: Launched, *, vector: bool, transposed: bool) -> Callable[[Any, Any], None]:
-    """``run(x, out)`` with what a call launched."""
+def _run(launched: Launched, *, vector: bool, transposed: bool) -> Callable[..., None]:
+    """``run(x, out, epilogue)`` with what a call launched."""
     launcher, a = launched.launcher, launched.a  # not the operands of the call
     lay = _ready_cpu.as_matrices(vector=vector, transposed=transposed)
 
-    def run(x: Any, out: Any) -> None:
-        launcher(a, *(lay(x, out) if lay else (x, out)), PLAIN)
+    def run(x: Any, out: Any, epilogue: Fused = PLAIN) -> None:
+        epilogue = epilogue.transposed() if transposed else epilogue
+        launcher(a, *(lay(x, out) if lay else (x, out)), epilogue)
 
     return run
 

@@ -10,7 +10,8 @@ from grouped_cases import offsets_of
 
 import sparse24 as s24
 from sparse24 import _arrays, _dispatch, _dtypes, _planner
-from sparse24._records import Compressed24, Operand24
+from sparse24._records import MAKING, Compressed24, Operand24
+from sparse24._settled import MADE_ANEW
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import reference, reference_grouped
 
@@ -170,6 +171,16 @@ def test_what_kernels_derive_from_an_expert_is_kept_and_counted(kernel, single, 
     assert experts.nbytes == before + 10
     s24.grouped_linear(x, experts, offsets=OFFSETS)
     assert all(a is record for a, (record, _, _) in zip(first, single[3:], strict=True))
+
+
+def test_experts_of_a_stack_that_a_graph_makes_are_made_anew(kernel, single, rng):
+    """What kernels derive from them is then made at each product."""
+    kernel.refusal = "not this"
+    experts, x, _ = operands(rng)
+    experts._operand.rows.derived[MAKING] = MADE_ANEW
+    s24.grouped_linear(x, experts, offsets=OFFSETS)
+    assert single
+    assert all(record.derived[MAKING] is MADE_ANEW for record, _, _ in single)
 
 
 def test_where_the_kernel_of_hopper_refuses_the_other_one_runs(kernel, single, rng, monkeypatch):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE  # noqa: E402
 
-from sparse24 import _arrays  # noqa: E402
+from sparse24 import _arrays, _replay  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
     DeviceError,
@@ -134,6 +134,23 @@ def test_repeated_calls_follow_what_is_written(device, what, shape):
     x = x.to(layer.weight.dtype)
     for y in (x, x.clone(), 2 * x):
         assert_follows(layer, y)
+
+
+def test_a_plan_that_reads_options_is_left_to_the_array(monkeypatch):
+    """As one with copies, and a bias: a layer calls what it keeps without options."""
+    layer, x = used_once()
+    packed, got = layer._packed, torch.ones(5, 8)
+    monkeypatch.setattr(_replay, "signature", lambda *given, **how: "key")
+
+    class Plan:
+        reads_options = captured = True
+
+        def __call__(self, x, out, call):
+            return got
+
+    packed.weight.mT._plans["key"] = Plan()
+    assert packed.multiply(x) is got
+    assert packed.known(x) is None
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ import sparse24 as s24
 
 torch = pytest.importorskip("torch")
 
-from sparse24._torch import settled  # noqa: E402
+from sparse24._torch import grouped_ops, settled  # noqa: E402
 from sparse24.torch import to_sparse_semi_structured  # noqa: E402
 
 M, K, N = 4096, 4096, 8
@@ -65,6 +66,23 @@ def test_what_torch_does_not_count_is_never_settled(all_is_done):
     values, codes = packed(0).parts
     settled.note(values, codes, torch.ones(1, 16))
     assert not settled.are_settled(values, codes)
+
+
+def test_nothing_is_kept_of_a_stack_that_a_graph_makes(monkeypatch):
+    """Torch does not count what its replays write."""
+    parts, made = torch.stack([packed(0), packed(1)]).parts, []
+    unpack = grouped_ops.unpack
+    monkeypatch.setattr(grouped_ops, "unpack", lambda *given: made.append(given) or unpack(*given))
+    multiply = functools.partial(
+        grouped_ops.stack_product, parts, 8, 16, torch.ones(3, 16), None, torch.tensor([0, 1, 3])
+    )
+    for _ in range(2):
+        multiply(False, None, False)
+    assert len(made) == 1
+    settled._remember(*parts, settled.MADE_ANEW)
+    for _ in range(2):
+        multiply(False, None, False)
+    assert len(made) == 3
 
 
 # --- on a GPU -----------------------------------------------------------------------------

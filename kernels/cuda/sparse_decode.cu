@@ -7,7 +7,7 @@
 //   out    [batch, m, n]              any strides                                    (written)
 //
 // The time is that of reading A.  Blocks and warps work as decode_producer.cuh and decode_blocks.cuh say, and multiply
-// by mma.sp.
+// by mma.sp, or with WGMMA 1 by wgmma.sp.
 //
 // Stages are those of sparse_tile.cuh, whose swizzle is that of the TMA.  What lies outside of A and b comes as zeros.
 // The elements of A may be of 8 bits where those of b are of 16 (decode_mixed.cuh).

@@ -32,7 +32,7 @@ from sparse24._grouped import gate as grouped_gate
 from sparse24._grouped import host as grouped_host
 from sparse24._grouped import offsets as grouped_offsets
 from sparse24._options import Call
-from sparse24._records import EXPERTS, Compressed24, Fused, Operand24, Problem
+from sparse24._records import EXPERTS, MAKING, Compressed24, Fused, Operand24, Problem
 from sparse24._target import Result
 from sparse24.kernels import grouped
 from sparse24.kernels.launch import current_stream
@@ -287,5 +287,7 @@ def _record(rows: Compressed24, number: int) -> Compressed24:
         values, metadata, packed = (None if x is None else x[number] for x in arrays)
         shape, bits = rows.shape[1:], rows.quantised
         one = Compressed24(values, metadata, packed, shape, rows.dtype, quantised=bits)
+        if MAKING in rows.derived:
+            one.derived[MAKING] = rows.derived[MAKING]
         kept.setdefault(number, one)
     return kept[number]

@@ -84,7 +84,7 @@ def times(a: Factor, dense: Tensor, bias: Tensor | None, form: str) -> Tensor:
         product = _foreign.to_torch(out)
         if launched is not None:
             launched = launched._replace(settled=settled)
-            torch_replay.remember(key, launched, product)
+            torch_replay.remember(key, launched, product, left=left)
             if launched.waits:
                 note(stored[0], stored[1], dense)
         return product

@@ -18,6 +18,7 @@ from sparse24._torch import kept_arrays, ops
 from sparse24._torch.finish import finished
 from sparse24._torch.operators import meaning_for_tracing, operator
 from sparse24._torch.parts import in_type, unpack, without_autocast
+from sparse24._torch.settled import is_made_anew
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -57,6 +58,8 @@ def _product(unpacked, parts, m, k, x, bias, offsets, turned, activation, gated)
 
 
 def _kept(parts: list[Tensor], m: int, k: int) -> Sparse24Array:
+    if is_made_anew(*parts):  # by a graph, of whose replays torch counts no writes
+        return unpack(parts, m, k)
     return kept_arrays.kept(parts, (m, k), functools.partial(unpack, parts, m, k))
 
 

@@ -20,7 +20,7 @@ def cat(tensors: Sequence[Tensor], axis: int = 0) -> PackedMatrix:
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> PackedMatrix:
-    """Of quantised matrices, as the weights of experts that are stored one by one."""
+    """A stack of matrices, such as the weights of experts that are stored one by one."""
     return _joined(joining.stack, tensors, axis)
 
 

@@ -151,7 +151,7 @@ class Packed:
         if key is not None:
             whole = _replay.signature(x, None, self._call, from_left=True)
             plan = turned._plans.get(whole)
-            if plan is not None:
+            if plan is not None and not plan.reads_options:
                 _replay.keep(self._plans, key, plan)
                 self._let_others_take(key, plan)
         return y

@@ -15,11 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _autotune, _bounded, _foreign, _foreign_streams, _tuning_cache
+from sparse24 import (
+    _arrays,
+    _autotune,
+    _bounded,
+    _foreign,
+    _foreign_streams,
+    _streams,
+    _tuning_cache,
+)
 from sparse24._dispatch import Launched
+from sparse24._made_anew import Converting, MadeDense
 from sparse24._moved_layout import MovedLayout
 from sparse24._ready import product_by_address
-from sparse24._records import Fused
+from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24._torch.settled import note
 from sparse24._views import View
 from sparse24.kernels import epilogue as _epilogue
@@ -103,10 +112,17 @@ def product_key(
     return form, m, k, bias is None, _tuning_cache.generation(), *operands
 
 
-def remember(key: tuple | None, launched: Launched, out: Tensor) -> None:
-    """Keep what a product launched, if that can be launched again elsewhere."""
-    if isinstance(launched.launcher, Launcher):
+def remember(key: tuple | None, launched: Launched, out: Tensor, *, left: bool) -> None:
+    """Keep what a product launched, if that can be launched again elsewhere.
+
+    `left` tells that the packed matrix was the right operand.  cuBLAS is left out, as graphs do not
+    capture it.
+    """
+    launcher = launched.launcher
+    if isinstance(launcher, Launcher):
         keep(key, Product(launched, out))
+    elif isinstance(launcher, Converting) and not isinstance(launcher.product, MadeDense):
+        keep(key, ConvertedProduct(launched, out, left=left))
 
 
 class Product:
@@ -136,3 +152,26 @@ class Product:
             added = Fused(row_bias=self._bias.at(*bias))
             launch = launch.with_last(_epilogue.params(added))
         return [launch]
+
+
+class ConvertedProduct:
+    """A prepared product of one signature, which converts the matrix at each call."""
+
+    def __init__(self, launched: Launched, out: Tensor, *, left: bool):
+        a = launched.a
+        self._launcher, self._left, self._columns = launched.launcher, left, a.values.shape[-1]
+        self._facts = {"shape": a.shape, "dtype": a.dtype, "quantised": a.quantised}
+        self._result = (tuple(out.shape), out.dtype)
+
+    def __call__(self, values: Tensor, codes: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
+        """As of `Product`."""
+        shape, dtype = self._result
+        out = dense.new_empty(shape, dtype=dtype)
+        with _foreign_streams.stream_of(dense):
+            _streams.hold_current()
+            stored, packed, b, to = (_foreign.view_of(x) for x in (values, codes, dense, out))
+            a = Compressed24(stored[..., : self._columns], None, packed, **self._facts)
+            b, to = (b.T, to.T) if self._left else (b, to)
+            epilogue = PLAIN if bias is None else Fused(row_bias=_foreign.view_of(bias))
+            self._launcher(a, b, to, epilogue)
+        return out

@@ -33,6 +33,12 @@ def are_settled(values: Tensor, codes: Tensor) -> bool:
     return found is not None and _are_of(found, values, codes) and found.making.has_ended()
 
 
+def is_made_anew(values: Tensor, codes: Tensor) -> bool:
+    """Whether a captured graph makes a packed matrix, or a stack, anew at every replay."""
+    found = _known.get(values)
+    return found is not None and _are_of(found, values, codes) and not found.making.may_end
+
+
 def note(values: Tensor, codes: Tensor, dense: Tensor) -> None:
     """Have it known some time of a matrix that is multiplied next, on the stream of `dense`."""
     found = _known.get(values)

@@ -28,8 +28,8 @@ def tensor_of(array: Sparse24Array | Quantised24Array) -> Sparse24Tensor:
     """The matrix, or stack, with the orientation that it stores; shares its memory."""
     if array.ndim not in STORED_AXES:
         raise ShapeError(
-            f"original_tensor must be a matrix or a stack (e, m, k), got shape {array.shape}; give "
-            "A[i] for each i"
+            f"a Sparse24Tensor must be a matrix or a stack (e, m, k), got shape {array.shape}; "
+            "give A[i] for each i"
         )
     if array.axis != -1:
         return tensor_of(array.mT).mT
