@@ -33,10 +33,11 @@ from sparse24.formats.products_24 import Products24
 from sparse24.formats.windows import Windows24
 
 NOTHING = "none"  # what runs where a result has no elements
-# Elements of a matrix of which BLAS and the CPU's sparse kernel take about as long: of 512 x 512 by
-# 32 to 1024 columns the sparse product took 0.9 to 1.4 times the time (one thread with AVX-512,
-# development runs), of smaller ones mostly longer.
+# Elements of a matrix, and columns, from which on BLAS and the CPU's sparse kernel take about as
+# long: with 512 x 512 the sparse product took 0.8 to 1.2 times the time by 32 to 1024 columns, and
+# 0.4 to 0.6 times by 8 (one thread with AVX-512, development runs).
 SMALL_MATRIX = 1 << 18
+FEW_COLUMNS = 16
 OF_BLAS = ("float32", "float64")
 
 
@@ -280,12 +281,13 @@ def _explain_cpu(a: Operand24, n: int, algorithm: str, kept: bool, way_out: str)
             "the Numba kernel skips the zeros and beats decompressing first; a dense product of "
             f"this size is faster still, and {way_out} it run"
         )
-    elif m * k > SMALL_MATRIX or name not in OF_BLAS:
-        reason = "the Numba kernel skips the zeros and wins at this size"
+    elif m * k <= SMALL_MATRIX and n > FEW_COLUMNS and name in OF_BLAS:
+        reason = (
+            "the Numba kernel skips the zeros; for a matrix as small as this a plain NumPy array "
+            "may be quicker"
+        )
     else:
-        reason = "the Numba kernel skips the zeros"
-        if not small:
-            reason += "; for a matrix as small as this a plain NumPy array may be quicker"
+        reason = "the Numba kernel skips the zeros and wins at this size"
     if small:
         reason += (
             "; the product is so small that the overhead of the call dominates; a plain NumPy "
