@@ -17,7 +17,7 @@ from sparse24.kernels._numba import WAKING, njit, parallel, slices
 from sparse24.kernels._simd import tile
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import store
-from sparse24.kernels.cpu_operand import STEP, pack_panels, widths
+from sparse24.kernels.cpu_operand import STEP, give_back, pack_panels, widths
 from sparse24.kernels.cpu_turn import in_c_order
 
 _LEAST_ROWS = 16  # of a task
@@ -139,7 +139,7 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
     if not b.size:
         out[:] = 0
         return
-    work = rows.values.size * max(n, _LEAST_WORK)
+    work, parts = rows.values.size * max(n, _LEAST_WORK), []
     if n == 1:
         arguments = rows.starts, rows.columns, rows.values, np.ascontiguousarray(b[:, 0])
         if work < WAKING:  # 2 us less than one block by way of `parallel`
@@ -169,6 +169,8 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
 
     blocks = slices(m, _LEAST_ROWS, work=work)
     parallel(task, len(blocks), work)
+    for _, panels, _ in reversed(parts):  # the largest is taken first
+        give_back(panels)
 
 
 def _few(count: int, b: np.ndarray, out: np.ndarray) -> bool:

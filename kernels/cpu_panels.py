@@ -19,7 +19,15 @@ from sparse24.kernels import _simd
 from sparse24.kernels._numba import njit, parallel, slices, threads
 from sparse24.kernels._simd import prefetch, tile
 from sparse24.kernels.cpu_epilogue import finish
-from sparse24.kernels.cpu_operand import Operand, first_row, pack_panels, step_of, widths
+from sparse24.kernels.cpu_operand import (
+    LINE_BYTES,
+    Operand,
+    first_row,
+    give_back,
+    pack_panels,
+    step_of,
+    widths,
+)
 
 _TILES_ROWS = 24  # a multiple of the rows of every tile
 # Rows that share what is read of b (measured: 96 take up to a tenth longer where b exceeds the L2
@@ -27,7 +35,6 @@ _TILES_ROWS = 24  # a multiple of the rows of every tile
 _BLOCK_ROWS = 192
 _PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few for the threads
 _TASKS = 4  # of a thread
-_LINE_BYTES = 64
 # Fewer tiles read each row of a panel so few times that fetching it ahead costs more than it saves
 # (measured with 8 and 24 rows of 4096: up to a tenth).
 _TILES_TO_FETCH_BESIDE = 16
@@ -46,7 +53,7 @@ def multiply_panels(a, m, stored, pattern, panels, sums, row, column, shape):
     steps, tiles = -(-stored // step), -(-m // rows)
     flat = panels.reshape(panels.size)
     held = np.empty((tiles * rows, width), sums.dtype)
-    line = _LINE_BYTES // panels.itemsize
+    line = LINE_BYTES // panels.itemsize
     ahead = -(-(step // n * group * width) // (line * tiles))  # lines to fetch beside a tile
     if tiles < _TILES_TO_FETCH_BESIDE:
         ahead = 0
@@ -130,6 +137,8 @@ class Panels:
                 finish(sums, out, epilogue, rows, columns)
 
         parallel(task, len(self._blocks) * len(self._parts), self._work)
+        for panels in reversed(packed):  # the largest is taken first
+            give_back(panels)
 
 
 def multiply_many(a: Operand, b, out, epilogue: Fused) -> None:

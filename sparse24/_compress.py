@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
 import numpy as np
 
 from sparse24 import (
@@ -23,11 +26,24 @@ from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.products_24 import Products24
 from sparse24.formats.two_four import Sparse24Array
 
+if TYPE_CHECKING:
+    from sparse24.formats.n_m import NMArray
 
+
+@overload
+def compress(
+    x, *, scores=..., mask=..., like=..., axis=..., on_excess=..., check=..., transposable=...,
+    keep_dense=..., dtype=...,
+) -> Sparse24Array: ...  # fmt: skip
+@overload
+def compress(
+    x, *, pattern: Sequence[int], scores=..., mask=..., like=..., axis=..., on_excess=...,
+    check=..., transposable=..., keep_dense=..., dtype=...,
+) -> Sparse24Array | NMArray: ...  # fmt: skip
 def compress(
     x, *, pattern=(2, 4), scores=None, mask=None, like=None, axis=-1, on_excess="raise", check=True,
     transposable=False, keep_dense=False, dtype=None,
-):  # fmt: skip
+) -> Sparse24Array | NMArray:  # fmt: skip
     """Compress an array that obeys 2:4, or prune it to 2:4 and compress it.
 
     Parameters

@@ -222,7 +222,7 @@ def _measure(name, dense: np.ndarray, array: Any, energy: float, tokens: int, de
     s24.matmul(array, x, ours)
     xp.matmul(pruned, x, out=rival)
     error, dense_error = (_error(product, exact) for product in (ours, rival))
-    seconds = _timing.median_seconds(
+    seconds = _timing.seconds_each(
         [lambda: xp.matmul(weight, x, out=rival), lambda: s24.matmul(array, x, ours)],
         on_gpu=device != "cpu",
     )

@@ -66,9 +66,11 @@ def _refuse_words(x: Any, array: np.ndarray, argument: str) -> None:
     if way or not array.ndim:
         raise DTypeError(f"{argument} must be an array, got {kind}{way}")
     if array.dtype == object:
+        way_out = "replace None, and integers beyond 64 bits"
+        if hasattr(x, "to_numpy"):  # tables, whose columns may have types of their own
+            way_out = "use its .to_numpy(dtype='float32'), without missing values"
         raise DTypeError(
-            f"{argument} must hold numbers, got a {kind} that NumPy reads as objects; replace "
-            "None, and integers beyond 64 bits"
+            f"{argument} must hold numbers, got a {kind} that NumPy reads as objects; {way_out}"
         )
 
 

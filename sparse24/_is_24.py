@@ -10,7 +10,7 @@ from sparse24 import _arrays, _check, _excess, _foreign, _foreign_streams, _spec
 from sparse24._errors import PatternError
 
 
-def is_24(x, *, axis=-1):
+def is_24(x, *, axis=-1) -> bool:
     """True if every aligned group of four along an axis has at most two non-zeros.
 
     Parameters
@@ -49,7 +49,7 @@ def is_24(x, *, axis=-1):
     return not count
 
 
-def check_24(x, *, axis=-1):
+def check_24(x, *, axis=-1) -> None:
     """Raise unless every aligned group of four along an axis has at most two non-zeros.
 
     Parameters

@@ -11,7 +11,7 @@ from sparse24.formats.quantised import Quantised24Array
 from sparse24.formats.two_four import Sparse24Array
 
 
-def asarray(x, *, dtype=None):
+def asarray(x, *, dtype=None) -> Sparse24Array | Quantised24Array:
     """Return `x` as a 2:4 array; a `Sparse24Array` or a `Quantised24Array` is returned unchanged.
 
     Parameters
@@ -44,7 +44,7 @@ def asarray(x, *, dtype=None):
     return compress(x, dtype=dtype)
 
 
-def from_scipy(m, *, dtype=None, on_excess="raise"):
+def from_scipy(m, *, dtype=None, on_excess="raise") -> Sparse24Array:
     """Compress a scipy.sparse (or cupyx.scipy.sparse) matrix of any format.
 
     Parameters
@@ -84,7 +84,7 @@ def from_scipy(m, *, dtype=None, on_excess="raise"):
     return compress(dense, on_excess=on_excess, dtype=dtype)
 
 
-def random(shape, *, dtype="float32", rng=None, device="cpu"):
+def random(shape, *, dtype="float32", rng=None, device="cpu") -> Sparse24Array:
     """Return a random 2:4 array: two normal values at random positions of every group.
 
     Parameters

@@ -5,6 +5,7 @@ The recorded benchmarks use the harness in ``tests/bench``, which is stricter.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -17,13 +18,15 @@ SECONDS_PER_ROUND = 0.02
 BLAS_SETTLES = 0.15
 
 
-def median_seconds(calls: list[Callable[[], Any]], *, on_gpu: bool) -> list[float]:
-    """Median time of each call; the calls take turns, so that a slow spell hits all.
+def seconds_each(calls: list[Callable[[], Any]], *, on_gpu: bool) -> list[float]:
+    """Time of each call; the calls take turns, so that a slow spell hits all.
 
-    On the CPU every turn begins with a pause, so that no call meets the threads of another, and
-    with a call that is not timed and wakes its own.
+    On a GPU the median of the rounds.  On the CPU the fastest call: whatever else runs on the
+    machine makes a call longer, and a product on several threads waits for the slowest of them.
+    There every turn begins with a pause, so that no call meets the threads of another, and with a
+    call that is not timed and wakes its own.
     """
-    clock = _gpu_round if on_gpu else _cpu_round
+    clock, typical = (_gpu_round, statistics.median) if on_gpu else (_cpu_round, min)
     repeats, last = [], None
     for call in calls:
         call()  # compiles, loads, warms up
@@ -39,14 +42,17 @@ def median_seconds(calls: list[Callable[[], Any]], *, on_gpu: bool) -> list[floa
             last = call
             sample.append(clock(call, repeat))
         turns.reverse()  # who ends a round begins the next: one pause less
-    return [statistics.median(sample) for sample in samples]
+    return [typical(sample) for sample in samples]
 
 
 def _cpu_round(call: Callable[[], Any], repeat: int) -> float:
-    start = time.perf_counter()
+    """Of the fastest of `repeat` calls."""
+    fastest = math.inf
     for _ in range(repeat):
+        start = time.perf_counter()
         call()
-    return (time.perf_counter() - start) / repeat
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest
 
 
 def _gpu_round(call: Callable[[], Any], repeat: int) -> float:

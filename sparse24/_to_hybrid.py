@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sparse24 import _arrays, _foreign_streams
 
+if TYPE_CHECKING:
+    from sparse24.formats.hybrid import HybridArray
 
-def hybrid(w, *, n_hint: int | None = None, dtype=None):
+
+def hybrid(w, *, n_hint: int | None = None, dtype=None) -> HybridArray:
     """Store an unstructured sparse matrix, with all its elements, for fast products.
 
     The matrix is divided into 64x64 tiles; each is stored as empty, dense, 2:4 with a list of the

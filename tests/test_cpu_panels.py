@@ -32,6 +32,49 @@ def test_panels_hold_b_and_zeros(rng, k, n, vectors, kind):
         assert not rows[:, n:].any()
 
 
+def test_memory_of_panels_serves_later_products(rng):
+    """Of other sizes and types, too; that of products that run at once is apart."""
+    cpu_operand._spare.clear()
+    kept = cpu_operand.pack_panels(np.full((50, 200), np.nan, np.float32), 52, 64)
+    cpu_operand.give_back(kept)
+    b = rng.standard_normal((13, 70)).astype(np.float64)
+    panels, beside = (cpu_operand.pack_panels(b, 16, 32) for _ in range(2))
+    assert np.shares_memory(panels, kept)
+    assert not np.shares_memory(panels, beside)
+    assert panels.ctypes.data % cpu_operand.LINE_BYTES == 0
+    for made in (panels, beside):
+        rows = made.swapaxes(0, 1).reshape(16, -1)
+        np.testing.assert_array_equal(rows[:13, :70], b)
+        assert not rows[13:].any()
+        assert not rows[:, 70:].any()
+    cpu_operand.give_back(beside)
+    assert not np.shares_memory(cpu_operand.pack_panels(np.ones((99, 200)), 100, 32), beside)
+
+
+def test_memory_of_large_panels_is_not_kept(monkeypatch):
+    cpu_operand._spare.clear()
+    monkeypatch.setattr(cpu_operand, "_MOST_KEPT", 1000)
+    cpu_operand.give_back(cpu_operand.pack_panels(np.ones((64, 64), np.float32), 64, 16))
+    assert not cpu_operand._spare
+    for _ in range(9):
+        cpu_operand._spare.append(np.empty(9, np.uint8))
+    assert len(cpu_operand._spare) == 2
+
+
+@pytest.mark.parametrize("make", [s24.asarray, s24.hybrid])
+@pytest.mark.parametrize("n", [64, 300])
+def test_a_product_gives_the_memory_of_its_panels_back(rng, make, n):
+    sparse = s24.prune(rng.standard_normal((256, 320)).astype(np.float32))
+    sparse[:, rng.random(320) < 0.5] = 0  # else a hybrid matrix may be multiplied as a dense one
+    a, b = make(sparse), np.ones((320, n), np.float32)
+    cpu_operand._spare.clear()
+    first = a @ b
+    kept = {room.ctypes.data for room in cpu_operand._spare}
+    assert len(kept) == len(cpu_operand.widths(n, 4)) <= 2
+    np.testing.assert_array_equal(a @ b, first)
+    assert {room.ctypes.data for room in cpu_operand._spare} == kept
+
+
 @pytest.mark.parametrize("n", [1, 16, 17, 40, 64, 70, 128, 150, 511, 1024])
 def test_panels_of_all_widths_share_the_columns(n):
     runs, at = cpu_operand.widths(n, 4), 0

@@ -10,6 +10,7 @@ import pytest
 from house_cases import ROOT, parts
 
 import sparse24
+from sparse24.formats.base import SparseArray
 
 REFERENCE = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.rst"))
 
@@ -47,6 +48,22 @@ def test_every_public_function_says_what_it_takes_and_raises_and_shows_it():
         assert not missing, f"{name} does not explain {missing}"
         assert "Raises\n------" in text, f"{name} does not say what it raises"
         assert "Examples\n--------" in text, f"{name} shows no example"
+
+
+def test_type_checkers_know_the_arrays_that_functions_return():
+    """Where a docstring names arrays of sparse24 alone, ``A or B``, so does the hint: ``A | B``."""
+    arrays = {
+        name for name, kind in public(inspect.isclass).items() if issubclass(kind, SparseArray)
+    }
+    seen = set()
+    for name, function in public(inspect.isfunction).items():
+        text = re.search(r"^Returns\n-+\n(.*)", inspect.getdoc(function) or "", re.M)
+        said = re.split(", | or ", text.group(1).partition(", shape")[0]) if text else []
+        if said and arrays.issuperset(said):
+            hint = inspect.signature(function).return_annotation
+            assert hint == " | ".join(said), f"{name} returns {said}, its hint says {hint}"
+            seen.add(name)
+    assert {"compress", "hybrid", "asarray"} <= seen
 
 
 def test_every_public_class_says_what_it_takes_or_who_makes_it():

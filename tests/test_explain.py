@@ -226,6 +226,20 @@ def test_explain_tells_of_calls_that_take_longer_than_their_product():
 
 
 @pytest.mark.parametrize(
+    ("side", "n", "dtype", "wins"),
+    [
+        (512, 256, "float32", False), (512, 256, "float64", False), (513, 256, "float32", True),
+        (512, 16, "float32", True), (256, 256, "int8", True),
+    ],
+)  # fmt: skip
+def test_explain_promises_no_gain_for_small_matrices_that_blas_multiplies(side, n, dtype, wins):
+    a = s24.random((side, side), dtype=dtype, rng=0)
+    reason = s24.explain(a, np.ones((side, n), dtype)).reason
+    assert ("wins at this size" in reason) is wins
+    assert ("a plain NumPy array may be quicker" in reason) is not wins
+
+
+@pytest.mark.parametrize(
     ("b", "more", "error", "words"),
     [
         (np.ones((3, 3), np.float32), {}, s24.ShapeError, "inner dimensions 64 and 3 differ"),

@@ -54,6 +54,22 @@ def test_a_type_is_no_array():
             call()
 
 
+def test_a_table_of_columns_of_many_types_is_led_to_numbers():
+    """As a DataFrame is read whose columns are numbers and booleans, or may miss values."""
+
+    class Table:
+        def __array__(self, dtype=None, copy=None):
+            return np.ones((8, 2), dtype or object)
+
+        def to_numpy(self, dtype=None):
+            return np.asarray(self, dtype)
+
+    a = s24.random((4, 8), rng=0)
+    with pytest.raises(s24.DTypeError, match=r"b must .* got a Table .*\.to_numpy\(dtype='float32"):
+        a @ Table()
+    assert (a @ Table().to_numpy(dtype="float32")).shape == (4, 2)
+
+
 def test_an_out_that_is_no_array_is_not_written_to_in_vain():
     w = np.ones((2, 4))
     with pytest.raises(s24.DTypeError, match="out must be an array, got list"):
