@@ -14,9 +14,8 @@
 //          else bytes 1 and 3
 //   b      matrices of eight elements of K, or two groups, in the order 0 2 1 3
 //
-// With WGMMA 1 warpgroups multiply, whose instructions read b as it lies.  So the groups are in the order of K: lane t
-// takes A by two loads, from the words of groups t and t + 4, and bytes 0 and 1 of the codes if t is even, else 2 and
-// 3.
+// With WGMMA 1 warpgroups multiply, whose instructions read b as it lies, so the groups are in the order of K.  Lane t
+// takes A by two loads, of the words of groups t and t + 4, and of the codes bytes 0 and 1 if t is even, else 2 and 3.
 #pragma once
 #include "widen_bytes.cuh"
 #if WGMMA
