@@ -74,7 +74,8 @@ def test_a_dense_product_is_not_remembered(rng, remembered):
 def test_many_tokens_are_planned_once(rng, monkeypatch, kind, dtype):
     planned, fill = [], _dispatch.fill
     monkeypatch.setattr(_dispatch, "fill", lambda *given: planned.append(given) or fill(*given))
-    weight = s24.random((512, 1024), rng=rng, device="cuda", dtype="float16")
+    name = str(dtype).removeprefix("torch.")
+    weight = s24.random((512, 1024), rng=rng, device="cuda", dtype=name)
     weight = s24.quantise(weight, bits=kind) if isinstance(kind, int) else weight.astype(kind)
     packed = st.to_sparse_semi_structured(weight)
     dense = packed.to_dense().to(torch.float64)
