@@ -83,11 +83,15 @@ def _decode(problem: Problem, config: Any, facts: dict[str, float]) -> float:
 
 
 def _wgmma(problem: Problem, config: Any, facts: dict[str, float]) -> float:
-    seconds = THIRDS if config.parts == 3 else 0.0
-    if problem.b_order == "row" and problem.n < WIDE:
-        boxes = WIDE / max(8, 1 << (problem.n - 1).bit_length())
-        seconds += NARROW * (boxes - 1) * problem.k / config.parts
-    return seconds
+    return (THIRDS if config.parts == 3 else 0.0) + _mixed(problem, config, facts)
+
+
+def _mixed(problem: Problem, config: Any, facts: dict[str, float]) -> float:
+    """What narrow boxes of b by rows cost."""
+    if problem.b_order != "row" or problem.n >= WIDE:
+        return 0.0
+    boxes = WIDE / max(8, 1 << (problem.n - 1).bit_length())
+    return NARROW * (boxes - 1) * problem.k / config.parts
 
 
 def _split_skinny(problem: Problem, config: Any, facts: dict[str, float]) -> float:
@@ -104,7 +108,7 @@ def _split_skinny(problem: Problem, config: Any, facts: dict[str, float]) -> flo
 
 _OWN = {
     "sparse_skinny": _skinny, "sparse_decode": _decode, "sparse_wgmma": _wgmma,
-    "split_skinny": _split_skinny,
+    "sparse_mixed": _mixed, "split_skinny": _split_skinny,
 }  # fmt: skip
 
 

@@ -24,15 +24,17 @@ from sparse24._storage import MOST_OF_AN_AXIS
 from sparse24.kernels import epilogue as _epilogue
 
 SPARSE_KERNELS = (
-    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_matvec", "split_skinny",
-    "sparse_split", "split_mma", "sparse_fma",
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_decode", "sparse_mixed", "sparse_matvec",
+    "split_skinny", "sparse_split", "split_mma", "sparse_fma",
 )  # fmt: skip
 DENSE_KERNEL = "dense"
 QUANTISED_KERNEL = "sparse_quantised"  # the only one for quantised matrices
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
 # Rows of A, whose metadata, 16 bytes a row, these kernels address in 32 bits.
-MOST_ROWS = dict.fromkeys(("sparse_wgmma", "sparse_split", "sparse_decode"), (1 << 27) - 64)
+MOST_ROWS = dict.fromkeys(
+    ("sparse_wgmma", "sparse_split", "sparse_decode", "sparse_mixed"), (1 << 27) - 64
+)
 MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it counts in 32 bits
 # Columns of A, whose offsets they count in bytes or, of the pieces of float32, in elements;
 # `sparse_matvec` goes a few steps beyond the last ones.

@@ -23,7 +23,7 @@ TRANSPOSE_EFFICIENCY, TRANSPOSE_LAUNCH = 0.7, 3e-6
 
 # Kernels that store results of any strides: where the TMA cannot write, their threads do, element
 # by element, each warp whole lines of memory.
-STORES_ANY = ("sparse_wgmma",)
+STORES_ANY = ("sparse_wgmma", "sparse_mixed")
 # Kernels that write nothing but the result.  The others store by the TMA, which always writes 16
 # bytes.  Where a line of the result ends within these, they would overwrite what follows it, such
 # as the next columns of a larger array.
@@ -32,7 +32,7 @@ STORES_NO_MORE = (
     "sparse_quantised", "sparse_fma", "dense",
 )  # fmt: skip
 # Kernels whose prediction depends on whether rows of b begin on lines of memory.
-ASKS_FOR_LINES = ("sparse_wgmma",)
+ASKS_FOR_LINES = ("sparse_wgmma", "sparse_mixed")
 # Kernels that read a b of any strides, element by element, and the seconds that a block takes for
 # each element of its tile.  docs/benchmarks/log_gemm.rst, "Odd sizes".
 READ_BY_ELEMENT = {"sparse_mma": 0.9e-9, "sparse_skinny": 0.42e-9}

@@ -12,10 +12,10 @@ import dataclasses
 import functools
 
 from sparse24 import _chip_facts, _dtypes, _planner, _tuning_cache
-from sparse24._kernel_times import kernel_module
 from sparse24._records import Operand24, Problem
+from sparse24.kernels import sparse_decode_plan
 
-KERNEL = "sparse_decode"  # the one that widens for the tensor cores
+KERNELS = ("sparse_decode", "sparse_mixed")  # those that widen for the tensor cores
 
 # At which share of the speed of a copy elements are moved, and the seconds of a launch:
 # docs/benchmarks/log_few_tokens.rst, "4-bit weights" and "Warpgroups that widen".
@@ -36,12 +36,12 @@ def as_multiplied(problem: Problem, stored: str, device: int, algorithm: str) ->
         What the caller asks for.
     """
     kernel = algorithm.partition("/")[0]
-    if stored == problem.dtype or kernel not in ("auto", KERNEL):
+    if stored == problem.dtype or kernel not in ("auto", *KERNELS):
         return problem
     narrow = dataclasses.replace(problem, dtype=stored)
-    if not kernel_module(KERNEL).widens(narrow):
+    if not sparse_decode_plan.widens(narrow):
         return problem
-    if kernel == KERNEL or _pays(narrow, problem, device, _tuning_cache.generation()):
+    if kernel != "auto" or _pays(narrow, problem, device, _tuning_cache.generation()):
         return narrow
     return problem
 

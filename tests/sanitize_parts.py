@@ -66,12 +66,14 @@ def widened() -> None:
     for stored, dtype in (("int8", "bfloat16"), ("float8_e4m3fn", "float16")):
         a = s24.compress(draw((200, 264), stored), on_excess="prune", dtype=stored)
         a.astype(dtype)
-        for columns in (5, 16, 20, 30, 44, 72):
+        for columns in (5, 16, 20, 30, 44, 72, 264):
             b = draw((columns, 264), dtype).T
             for choice in s24.explain(a, b).candidates:
-                if choice.kernel == "sparse_decode":
+                if choice.kernel in ("sparse_decode", "sparse_mixed"):
                     s24.matmul(a, b, algorithm=choice.name)
-        s24.matmul(a, draw((264, 16), dtype))  # by rows
+        for columns in (16, 72):  # by rows
+            s24.matmul(a, draw((264, columns), dtype))
+            s24.matmul(a, draw((264, columns), dtype), algorithm="sparse_mixed")
 
 
 def quantised() -> None:

@@ -1,31 +1,16 @@
 """8-bit weights and 16-bit tokens in `sparse_decode`: products, all byte values, its tiles."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from product_cases import check, compressed, empty_result, problem_of, random_dense, to_device
+from mixed_cases import PAIRS, assert_every_byte_is_exact, problem, weight
+from product_cases import check, problem_of, random_dense
 
-from sparse24._dtypes import OF_16_BITS, numpy_dtype
-from sparse24._records import PLAIN, Fused, Problem
-from sparse24.kernels import reference, sparse_decode
-from sparse24.kernels.sparse_decode_plan import WIDENED, tiles
+from sparse24._records import Fused
+from sparse24.kernels import sparse_decode
+from sparse24.kernels.sparse_decode_plan import tiles
 
 gpu = pytest.mark.gpu
 pytestmark = pytest.mark.stem("sparse_decode")
-PAIRS = [(stored, dtype) for stored in WIDENED for dtype in OF_16_BITS]
-
-
-def weight(rng, shape, dtype: str) -> np.ndarray:
-    """A random 2:4 matrix; integers of all sizes."""
-    if dtype == "int8":
-        return reference.prune(rng.integers(-128, 128, shape).astype(np.int8))
-    return reference.prune(rng.standard_normal(shape).astype(np.float32).astype(numpy_dtype(dtype)))
-
-
-def problem(**fields) -> Problem:
-    base = Problem(4096, 8, 4096, 1, "int8", "bfloat16", "bfloat16", "column", "column")
-    return dataclasses.replace(base, **fields)
 
 
 @pytest.mark.parametrize(("stored", "dtype"), PAIRS)
@@ -107,17 +92,8 @@ def test_every_configuration(rng, m, stored, dtype, n):
     ("order", "n", "wgmma"), [("column", 8, False), ("row", 8, False), ("column", 40, True)]
 )
 def test_every_byte_is_widened_exactly(stored, dtype, order, n, wgmma):
-    """Each of the 256 values, alone in its row, in each place of a group and of a step of K."""
-    values = np.arange(256, dtype=np.uint8).view(numpy_dtype(stored))
-    for place in range(0, 136, 9):
-        a = np.zeros((256, 136), values.dtype)
-        a[:, place] = values
-        b = np.zeros((136, n), numpy_dtype(dtype))
-        b[place] = 1
-        b[(place + 1) % 136] = 3  # of which nothing is seen
-        got = product_of(a, b, order, wgmma)
-        wanted = np.repeat(values.astype(np.float32)[:, None], n, axis=1)
-        np.testing.assert_array_equal(got, wanted)
+    choose = lambda configs: next(c for c in configs if c.wgmma == wgmma)  # noqa: E731
+    assert_every_byte_is_exact(sparse_decode, stored, dtype, order, n, choose)
 
 
 @gpu
@@ -143,14 +119,3 @@ def test_same_bits_each_time(rng, n):
     )
     for other in others:
         np.testing.assert_array_equal(first, other)
-
-
-def product_of(a, b, order: str, wgmma: bool) -> np.ndarray:
-    import cupy as cp
-
-    wanted = problem_of(a, b, "float32", b_order=order, out_order="column")
-    out = empty_result(wanted)
-    config = next(c for c in sparse_decode.configs(wanted) if c.wgmma == wgmma)
-    launch = sparse_decode.prepare(wanted, config, PLAIN)
-    launch(compressed(a), to_device(b, order=order, rows_aligned=True), out, PLAIN)
-    return cp.asnumpy(out)[0]

@@ -37,13 +37,16 @@ def test_every_8_bit_value_fits_into_16_bits(stored, dtype):
 
 
 @pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
-@pytest.mark.parametrize("n", [1, 16, 48])
-def test_few_columns_are_widened(h200, stored, n):
+@pytest.mark.parametrize(
+    ("n", "kernel"), [(1, "sparse_decode"), (16, "sparse_decode"), (48, "sparse_mixed"),
+                      (512, "sparse_mixed")]
+)  # fmt: skip
+def test_elements_are_widened_as_they_are_read(h200, stored, n, kernel):
     wide = problem(m=14336, n=n, out_order="column")
     narrow = _widening.as_multiplied(wide, stored, 0, "auto")
     assert narrow == dataclasses.replace(wide, dtype=stored)
     chosen = _planner.choose(narrow, 0, dense=False)
-    assert chosen.kernel == "sparse_decode"
+    assert chosen.kernel == kernel
     told = str(on_gpu(wide, stored, 0, "auto", False, ""))
     assert told.startswith(f"{chosen.name}: it widens the {stored} elements as it reads them")
     assert "dense/cublas" in told
@@ -58,7 +61,7 @@ def test_few_columns_are_widened(h200, stored, n):
 
 
 def test_many_columns_and_other_kernels_are_converted_for(h200):
-    many = problem(n=4096)
+    many = problem(n=16384)
     assert _widening.as_multiplied(many, "int8", 0, "auto") is many
     told = on_gpu(many, "int8", 0, "auto", False, "keep_dense=True would let")
     assert told.reason.endswith("; the int8 elements are converted to bfloat16 at each call")
@@ -86,17 +89,26 @@ def test_b_that_the_kernel_cannot_read_is_copied(h200):
     narrow = _widening.as_multiplied(odd, "int8", 0, "auto")
     assert narrow.dtype == "int8"
     chosen = _planner.choose(narrow, 0, dense=False)
-    assert chosen.kernel == "sparse_decode"
+    assert chosen.kernel in _widening.KERNELS
     assert chosen.variant.stage_b
 
 
-@pytest.mark.parametrize(("n", "copied"), [(8, False), (16, False), (24, True), (48, True)])
-def test_rows_of_b_are_read_as_they_are_or_turned(h200, n, copied):
+@pytest.mark.parametrize(
+    ("n", "kernel", "copied"),
+    [
+        (8, "sparse_decode", False),
+        (16, "sparse_decode", False),
+        (24, "sparse_mixed", True),
+        (48, "sparse_mixed", False),
+        (512, "sparse_mixed", False),
+    ],
+)
+def test_rows_of_b_are_read_as_they_are_or_turned(h200, n, kernel, copied):
     wide = problem(m=14336, n=n, b_order="row")
     narrow = _widening.as_multiplied(wide, "int8", 0, "auto")
     assert narrow.dtype == "int8"
     chosen = _planner.choose(narrow, 0, dense=False)
-    assert (chosen.kernel, chosen.variant.stage_b) == ("sparse_decode", copied)
+    assert (chosen.kernel, chosen.variant.stage_b) == (kernel, copied)
 
 
 @gpu

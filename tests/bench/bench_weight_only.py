@@ -3,7 +3,8 @@
     python tests/bench/bench_weight_only.py [--stored int8 int4 ...] [--tokens 1 8 ...]
 
 The weight is quantised, the tokens are not: y (n, m) = x (n, k) @ w.T.  Ours is what the planner
-chooses untuned; of int4, a `Quantised24Array`, which for many tokens is dequantised at each call.
+chooses untuned; of int4, a `Quantised24Array`.  For many tokens it may make a matrix of 16 bits at
+each call.
 Rivals are cuBLAS with a dense weight of 16 bits, and torch with a dense weight of int8, compiled,
 or of 4 bits with a scale for every 128 columns.  As in bench_few_tokens.py, all go round over
 copies of their weight that together exceed the L2 cache.
@@ -26,10 +27,10 @@ from machine import needs_gpus
 
 import sparse24 as s24
 
-STEMS = ("sparse_decode", "sparse_quantised", "sparse_wgmma", "dequantise")
+STEMS = ("sparse_decode", "sparse_mixed", "sparse_quantised", "sparse_wgmma", "dequantise", "widen")
 STORED = ("int8", "float8_e4m3fn", "int4")
-TOKENS = (1, 8, 16, 32, 64, 128)
-MANY_TOKENS = (512, 2048)  # of int4
+TOKENS = (1, 8, 16, 32, 64, 128, 512, 2048)
+AS_STORED = ("sparse_decode", "sparse_mixed", "sparse_quantised")
 ACTIVATIONS = "bfloat16"
 
 
@@ -85,10 +86,10 @@ def run(m: int, k: int, n: int, stored: str) -> dict:
     if narrow:
         named[f"torch_{stored}_weights"] = min(narrow, key=lambda way: way.us)
     kernel = layer.chosen.partition("/")[0]
-    dequantises = stored == "int4" and kernel != "sparse_quantised"
+    making = [] if kernel in AS_STORED else ["dequantise" if stored == "int4" else "widen"]
     return case(
         f"{stored} weights {m}x{k}x{n}", ours=ours, kernel=layer.chosen, rivals=named,
-        used=[kernel, "dequantise"] if dequantises else [kernel], m=m, k=k, n=n,
+        used=[kernel, *making], m=m, k=k, n=n,
         dtype=f"{stored} by {ACTIVATIONS}", error=error, bytes=layer.bytes,
     )  # fmt: skip
 
@@ -109,14 +110,13 @@ def report(rows: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stored", nargs="+", choices=STORED, default=STORED)
-    parser.add_argument("--tokens", nargs="+", type=int)
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     needs_gpus()
     rows = []
     for stored in arguments.stored:
-        tokens = arguments.tokens or (*TOKENS, *(MANY_TOKENS if stored == "int4" else ()))
-        for n, (m, k) in itertools.product(tokens, shapes.FEW_TOKENS_WEIGHTS):
+        for n, (m, k) in itertools.product(arguments.tokens, shapes.FEW_TOKENS_WEIGHTS):
             rows.append(run(m, k, n, stored))
             free()
     report(rows)

@@ -1,0 +1,140 @@
+"""Tiles of ``sparse_mixed``, the shared memory that each takes, and how long it will take."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+from sparse24 import _spec
+from sparse24._dtypes import numpy_dtype
+from sparse24._records import Problem
+from sparse24.kernels.sparse_decode_plan import _bytes_moved
+from sparse24.kernels.sparse_wgmma_configs import MOST_STAGES, SHARED_MEMORY, Config, Layout
+from sparse24.kernels.sparse_wgmma_plan import (
+    CHIP,
+    LEAST_ATOMS,
+    LEAST_STAGES,
+    PLAIN_OPERANDS,
+    USABLE,
+    Model,
+    _rounded,
+    _slower,
+    atoms_k,
+    clusters_m,
+    tiles_of,
+)
+
+BLOCK_K = 64  # of a stage
+BYTES_OF_ROW = BLOCK_K // 2 + BLOCK_K // 8  # of A and its codes, in a stage
+PARTS = _spec.ATOM_K // BLOCK_K  # stages of a slice, which is an atom of metadata
+
+# (rows, columns) of a tile, and the numbers of blocks that may share it along k: those that are the
+# fastest of 33 somewhere, or close (docs/benchmarks/log_few_tokens.rst, "Any number of tokens").
+SHAPES = {
+    (128, 32): (1, 2, 3, 4),
+    (128, 64): (1, 2, 3, 4, 6, 8),
+    (128, 128): (1, 2, 3, 4),
+    (128, 192): (1, 2),
+    (128, 256): (1, 2),
+    (256, 32): (1, 2),
+    (256, 64): (1,),
+    (256, 128): (1,),
+}
+STORING = (128, 256)  # of which two output buffers a warpgroup have room beside the ring
+
+
+def _table() -> Iterator[Config]:
+    for shape, several in SHAPES.items():
+        for parts in several:
+            yield Config(*shape, staging=2 if shape == STORING and parts == 1 else 1, parts=parts)
+
+
+TABLE = tuple(_table())
+
+# Fitted to 533 timings on an H200, of six matrices by 16 to 4096 columns: 5 % root mean square.
+# What is predicted to be the fastest, `sparse_decode` included, takes 0.2 % longer than what is.
+# At the limit of power it takes 1.07 times as long as `sparse_wgmma` with elements of 16 bits.
+MODEL = Model(
+    launch=1.07e-6,
+    instruction_clocks=49.3,
+    stage_seconds=54.1e-9,
+    l2_per_sm=1.16e11,
+    reading=2.08,
+    store=51.1e-12,
+    tile=1.09e-6,
+    of_part=0.423e-6,
+    shared_sum=23.6e-12,
+    power=1.07 * PLAIN_OPERANDS.power,
+    whole_b=0.455,
+)
+
+
+@functools.cache
+def layout(config: Config, out_itemsize: int) -> Layout:
+    """As many stages as fit beside the slots of A; none, if that is so."""
+    stage, slot = 128 * config.block_n, 80 * config.block_m  # 64 bytes of A a row, and 16 of codes
+    staging = config.consumers * config.staging * (4096 if out_itemsize == 1 else 8192)
+
+    def total(stages: int) -> int:
+        barriers = 16 * stages + 8 * (config.parts > 1)
+        return stages * stage + (stages // PARTS + 1) * slot + staging + barriers
+
+    room = SHARED_MEMORY[config.blocks]
+    stages = max(s for s in range(MOST_STAGES + 1) if total(s) <= room)
+    return Layout(stages, total(stages))
+
+
+def configs(problem: Problem) -> list[Config]:
+    """Every config that suits, the one with the least predicted time first."""
+    found = [config for config in TABLE if suits(problem, config)]
+    return sorted(found, key=lambda config: predict(problem, config, CHIP))
+
+
+def suits(problem: Problem, config: Config) -> bool:
+    """Whether a tile takes such a product, and enough stages fit."""
+    if layout(config, numpy_dtype(problem.out_dtype).itemsize).stages < LEAST_STAGES:
+        return False
+    if config.block_n == 32 and problem.b_order == "row":
+        return False  # whose boxes have 64 columns
+    return config.parts == 1 or atoms_k(problem) >= LEAST_ATOMS * config.parts
+
+
+def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
+    """Seconds: those of the busiest multiprocessor, of the L2 cache and of memory together.
+
+    As of `sparse_wgmma_plan.predict`, but for the bytes of A.
+    """
+    sms = int(chip["sms"])
+    blocks = tiles_of(problem, config) * config.parts
+    waves = -(-blocks // (sms * USABLE[config.parts] // USABLE[1]))
+    together = math.hypot(
+        waves * _block(problem, config, chip["clock_hz"]),
+        _from_l2(problem, config) / (MODEL.l2_per_sm * sms),
+        _bytes_moved(problem) / (MODEL.reading * chip["bandwidth"]),
+    )
+    power = problem.m * problem.n * problem.k * problem.batch * MODEL.power / sms
+    return MODEL.launch + max(together + MODEL.tile * blocks / sms, power)
+
+
+def _block(p: Problem, config: Config, clock_hz: float) -> float:
+    """Seconds of a block for its part of a tile."""
+    stages = layout(config, 2).stages
+    of_a = min(config.block_m, _rounded(p.m)) * BYTES_OF_ROW
+    of_b = min(config.block_n, _rounded(p.n)) * 128
+    rate = min(stages * (of_a + of_b) / MODEL.latency, MODEL.into_sm)
+    arriving = of_a + of_b * _slower(p, MODEL)
+    instructions = config.block_m // 64 * 2
+    clocks = instructions * (config.block_n / 2 + MODEL.instruction_clocks)
+    stage = MODEL.stage_seconds + max(arriving / rate, clocks / clock_hz)
+    sums = config.block_m * config.block_n
+    exchange = MODEL.of_part * config.parts + MODEL.shared_sum * sums if config.parts > 1 else 0.0
+    return PARTS * -(-atoms_k(p) // config.parts) * stage + MODEL.store * sums + exchange
+
+
+def _from_l2(p: Problem, config: Config) -> float:
+    """Bytes that all blocks ask the L2 cache for: A for each tile along n, b for each along m."""
+    of_a = p.m * -(-p.n // config.block_n) * BYTES_OF_ROW
+    share = MODEL.whole_b if p.b_in_lines else MODEL.astride_b
+    of_b = clusters_m(p, config) * _rounded(p.n) * 128 * share
+    return (of_a + of_b) * p.batch * PARTS * atoms_k(p)
