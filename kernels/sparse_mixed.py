@@ -1,7 +1,8 @@
-"""Launch ``cuda/sparse_mixed.cu``: A of 8 bits and b of 16, on Hopper's sparse tensor cores."""
+"""Launch ``cuda/sparse_mixed.cu``: A of 8 bits, or quantised, and b of 16 bits, on Hopper."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 
 from sparse24._dtypes import OF_16_BITS, numpy_dtype
 from sparse24._records import PLAIN, Compressed24, Fused, Problem
+from sparse24.kernels import bricks, loader, sparse_quantised, sparse_wgmma, tensor_map
 from sparse24.kernels import epilogue as _epilogue
-from sparse24.kernels import loader, sparse_wgmma, tensor_map
 from sparse24.kernels import sparse_mixed_plan as plan
 from sparse24.kernels.launch import Launcher
 from sparse24.kernels.sparse_decode_plan import WIDENED, multiplied, widens
@@ -19,13 +20,16 @@ from sparse24.kernels.sparse_wgmma_configs import Config
 NAME = "sparse_mixed"
 configs, predict = plan.configs, plan.predict
 UNIT = 64  # bytes of a row of A in a box: those of a slice
+NOT_WIDENED = f"it multiplies {', '.join(WIDENED)} with types of 16 bits, not {{}}"
 
 
 def refuses(problem: Problem) -> str | None:
     """Why this kernel cannot run `problem`, as a sentence; None if it can."""
-    if not widens(problem):
-        return f"it multiplies {', '.join(WIDENED)} with types of 16 bits, not {problem.dtype}"
-    return sparse_wgmma.refuses(multiplied(problem))
+    if problem.quantised:
+        reason = sparse_quantised.refuses_types(problem)
+    else:
+        reason = None if widens(problem) else NOT_WIDENED.format(problem.dtype)
+    return reason or sparse_wgmma.refuses(multiplied(problem))
 
 
 def prepare(
@@ -37,9 +41,10 @@ def prepare(
 
 def defines(problem: Problem, config: Config, epilogue: Fused, *, bulk: bool) -> loader.Defines:
     """The macros of one specialisation; `bulk`: the TMA writes the result."""
-    stages = plan.layout(config, numpy_dtype(problem.out_dtype).itemsize).stages
+    stages = plan.layout_of(problem, config).stages
     return (
-        ("STORED", problem.dtype), ("ELEMENT", problem.b_dtype), ("B_ELEMENT", problem.b_dtype),
+        ("STORED", problem.dtype), ("BITS", problem.quantised),
+        ("ELEMENT", problem.b_dtype), ("B_ELEMENT", problem.b_dtype),
         ("OUTPUT", problem.out_dtype), ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("BLOCK_K", plan.BLOCK_K), ("STAGES", stages), ("CONSUMERS", config.consumers),
         ("BLOCKS", config.blocks), ("CLUSTER", config.cluster), ("K_PARTS", config.parts),
@@ -60,7 +65,7 @@ class _Launcher(sparse_wgmma._Launcher):
         self.problem, self.config, self.epilogue = problem, config, epilogue
         self.itemsize = numpy_dtype(problem.b_dtype).itemsize
         self.out_itemsize = numpy_dtype(problem.out_dtype).itemsize
-        self.shared_memory = plan.layout(config, self.out_itemsize).shared_memory
+        self.shared_memory = plan.layout_of(problem, config).shared_memory
         self.block = (config.consumers + 1) * 128
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
         self.tiling = loader.by_value(sparse_wgmma._tiling(problem, config))
@@ -73,7 +78,19 @@ class _Launcher(sparse_wgmma._Launcher):
         macros = defines(self.problem, self.config, self.epilogue, bulk=bulk)
         return loader.function(NAME, NAME, macros, shared_memory=self.shared_memory)
 
+    def _shape(self, a: Compressed24, b) -> np.ndarray:
+        if not a.quantised:
+            return super()._shape(a, b)
+        p, (*stack, blocks, atoms, _) = self.problem, a.values.shape
+        a_batched = int(math.prod(stack) > 1)
+        stride = a.values.strides[0] if a_batched else 0
+        b_batched, tail = int(b.ndim > 2 and b.shape[0] > 1), self._b_tail()
+        extents = (p.m, p.n, blocks, atoms, a_batched, b_batched, p.m, tail, stride)
+        return loader.by_value(np.array([extents], sparse_wgmma._SHAPE))
+
     def _values_maps(self, a: Compressed24) -> np.ndarray:
+        if a.quantised:
+            return tensor_map.several([tensor_map.empty()] * 2)
         values, m = a.values, self.problem.m
         pitch, batch_pitch = sparse_wgmma._outer_strides(values, -1, -2)
         extents = (values.shape[-1], m, values.shape[0] if values.ndim > 2 else 1)
@@ -84,20 +101,22 @@ class _Launcher(sparse_wgmma._Launcher):
 
 
 def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
-    """Every tile with int8 and bfloat16, and two of them with each pair of types and order."""
+    """Every tile with int8 and bfloat16, and some with each pair of types, order and bits."""
 
-    def check(config: Config, stored: str, dtype: str, order: str):
-        problem = Problem(256, 256, 256, 1, stored, dtype, dtype, order, "column")
+    def check(config: Config, stored: str, dtype: str, order: str = "column", bits: int = 0):
+        problem = Problem(256, 256, 256, 1, stored, dtype, dtype, order, "column", quantised=bits)
         name = {"float16": "F32", "bfloat16": "F32.BF16"}[dtype]
         macros = defines(problem, config, PLAIN, bulk=True)
         return macros, "sm_90a", f"HGMMA.SP.64x{config.block_n}x32.{name}"
 
     whole = [config for config in plan.TABLE if config.parts == 1]
+    by_rows = [config for config in whole if config.block_n >= plan.LEAST_BY_ROWS]
     pairs = [(stored, dtype) for stored in WIDENED for dtype in OF_16_BITS]
     return [
-        *(check(config, "int8", "bfloat16", "column") for config in plan.TABLE),
-        *(check(whole[0], *pair, "column") for pair in pairs),
-        *(check(config, "float8_e4m3fn", "bfloat16", "row") for config in whole),
+        *(check(config, "int8", "bfloat16") for config in plan.TABLE),
+        *(check(whole[0], *pair) for pair in pairs),
+        *(check(config, "float8_e4m3fn", "bfloat16", "row") for config in by_rows),
+        *(check(c, d, d, bits=bits) for c in whole for d in OF_16_BITS for bits in bricks.BITS),
     ]
 
 

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import Problem
-from sparse24.kernels.sparse_decode_plan import _bytes_moved
+from sparse24.kernels import bricks
+from sparse24.kernels.sparse_decode_plan import _bytes_moved as bytes_of_values
+from sparse24.kernels.sparse_quantised_plan import PERIOD
+from sparse24.kernels.sparse_quantised_plan import bytes_moved as bytes_of_bricks
 from sparse24.kernels.sparse_wgmma_configs import MOST_STAGES, SHARED_MEMORY, Config, Layout
 from sparse24.kernels.sparse_wgmma_plan import (
     CHIP,
@@ -26,7 +29,8 @@ from sparse24.kernels.sparse_wgmma_plan import (
 )
 
 BLOCK_K = 64  # of a stage
-BYTES_OF_ROW = BLOCK_K // 2 + BLOCK_K // 8  # of A and its codes, in a stage
+ROW_BYTES = _spec.ATOM_K // 2 + 16  # of 8-bit elements and codes, in a slice
+LEAST_BY_ROWS = 64  # columns of a tile with b by rows, whose boxes have as many
 PARTS = _spec.ATOM_K // BLOCK_K  # stages of a slice, which is an atom of metadata
 
 # (rows, columns) of a tile, and the numbers of blocks that may share it along k: those that are the
@@ -70,10 +74,15 @@ MODEL = Model(
 )
 
 
-@functools.cache
-def layout(config: Config, out_itemsize: int) -> Layout:
+def layout_of(problem: Problem, config: Config) -> Layout:
     """As many stages as fit beside the slots of A; none, if that is so."""
-    stage, slot = 128 * config.block_n, 80 * config.block_m  # 64 bytes of A a row, and 16 of codes
+    return layout(config, numpy_dtype(problem.out_dtype).itemsize, problem.quantised)
+
+
+@functools.cache
+def layout(config: Config, out_itemsize: int, bits: int = 0) -> Layout:
+    """`layout_of` by what it depends on."""
+    stage, slot = 128 * config.block_n, slot_bytes(config.block_m, bits)
     staging = config.consumers * config.staging * (4096 if out_itemsize == 1 else 8192)
 
     def total(stages: int) -> int:
@@ -85,6 +94,13 @@ def layout(config: Config, out_itemsize: int) -> Layout:
     return Layout(stages, total(stages))
 
 
+def slot_bytes(rows: int, bits: int) -> int:
+    """Of a slice of A: elements and codes, or bricks, up to where a swizzle may begin."""
+    if not bits:
+        return rows * ROW_BYTES
+    return -(-rows // bricks.ROWS * bricks.size(bits) // PERIOD) * PERIOD
+
+
 def configs(problem: Problem) -> list[Config]:
     """Every config that suits, the one with the least predicted time first."""
     found = [config for config in TABLE if suits(problem, config)]
@@ -93,10 +109,10 @@ def configs(problem: Problem) -> list[Config]:
 
 def suits(problem: Problem, config: Config) -> bool:
     """Whether a tile takes such a product, and enough stages fit."""
-    if layout(config, numpy_dtype(problem.out_dtype).itemsize).stages < LEAST_STAGES:
+    if layout_of(problem, config).stages < LEAST_STAGES:
         return False
-    if config.block_n == 32 and problem.b_order == "row":
-        return False  # whose boxes have 64 columns
+    if problem.b_order == "row" and config.block_n < LEAST_BY_ROWS:
+        return False
     return config.parts == 1 or atoms_k(problem) >= LEAST_ATOMS * config.parts
 
 
@@ -111,16 +127,27 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
     together = math.hypot(
         waves * _block(problem, config, chip["clock_hz"]),
         _from_l2(problem, config) / (MODEL.l2_per_sm * sms),
-        _bytes_moved(problem) / (MODEL.reading * chip["bandwidth"]),
+        _memory(problem) / (MODEL.reading * chip["bandwidth"]),
     )
     power = problem.m * problem.n * problem.k * problem.batch * MODEL.power / sms
     return MODEL.launch + max(together + MODEL.tile * blocks / sms, power)
 
 
+def _memory(problem: Problem) -> int:
+    """Bytes that a product must move at least once."""
+    return bytes_of_bricks(problem) if problem.quantised else bytes_of_values(problem)
+
+
+def _of_row(problem: Problem) -> float:
+    """Bytes of a row of A and its codes, in a stage."""
+    bits = problem.quantised
+    return (bricks.size(bits) / bricks.ROWS if bits else ROW_BYTES) / PARTS
+
+
 def _block(p: Problem, config: Config, clock_hz: float) -> float:
     """Seconds of a block for its part of a tile."""
-    stages = layout(config, 2).stages
-    of_a = min(config.block_m, _rounded(p.m)) * BYTES_OF_ROW
+    stages = layout_of(p, config).stages
+    of_a = min(config.block_m, _rounded(p.m)) * _of_row(p)
     of_b = min(config.block_n, _rounded(p.n)) * 128
     rate = min(stages * (of_a + of_b) / MODEL.latency, MODEL.into_sm)
     arriving = of_a + of_b * _slower(p, MODEL)
@@ -134,7 +161,7 @@ def _block(p: Problem, config: Config, clock_hz: float) -> float:
 
 def _from_l2(p: Problem, config: Config) -> float:
     """Bytes that all blocks ask the L2 cache for: A for each tile along n, b for each along m."""
-    of_a = p.m * -(-p.n // config.block_n) * BYTES_OF_ROW
+    of_a = p.m * -(-p.n // config.block_n) * _of_row(p)
     share = MODEL.whole_b if p.b_in_lines else MODEL.astride_b
     of_b = clusters_m(p, config) * _rounded(p.n) * 128 * share
     return (of_a + of_b) * p.batch * PARTS * atoms_k(p)

@@ -28,7 +28,8 @@ SPARSE_KERNELS = (
     "split_skinny", "sparse_split", "split_mma", "sparse_fma",
 )  # fmt: skip
 DENSE_KERNEL = "dense"
-QUANTISED_KERNEL = "sparse_quantised"  # the only one for quantised matrices
+QUANTISED_KERNELS = ("sparse_quantised", "sparse_mixed")  # those for quantised matrices
+KERNELS = tuple(dict.fromkeys((*SPARSE_KERNELS, *QUANTISED_KERNELS)))
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
 # Rows of A, whose metadata, 16 bytes a row, these kernels address in 32 bits.
@@ -164,7 +165,7 @@ def _pairs(problem: Problem, *, dense: bool) -> Iterator[tuple[str, Variant]]:
     """Every kernel with every form of the problem that it may take."""
     names: tuple[str, ...] = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
     if problem.quantised:
-        names = (QUANTISED_KERNEL,)
+        names = QUANTISED_KERNELS
     if problem.tensor_float:
         names = (TENSOR_FLOAT_KERNEL,)
     for variant in _staging.variants(problem):
@@ -238,12 +239,12 @@ def _automatic(problem: Problem, device: int, dense: bool) -> Candidate:
 def check_name(algorithm: str) -> None:
     """Refuse what no kernel is called; configurations are not looked at."""
     kernel = str(algorithm).partition("/")[0]
-    if kernel not in ("auto", *SPARSE_KERNELS, QUANTISED_KERNEL, DENSE_KERNEL):
+    if kernel not in ("auto", *KERNELS, DENSE_KERNEL):
         raise _unknown(algorithm)
 
 
 def _unknown(algorithm: str) -> ArgumentError:
-    known = (*SPARSE_KERNELS, QUANTISED_KERNEL, DENSE_KERNEL)
+    known = (*KERNELS, DENSE_KERNEL)
     return ArgumentError(
         f"algorithm must be 'auto' or one of {', '.join(known)}, "
         f"optionally with '/config', got {algorithm!r}"

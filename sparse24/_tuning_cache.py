@@ -62,7 +62,7 @@ def key(device: int) -> dict:
     """What a file must match to be used."""
     import cupy
 
-    from sparse24._planner import QUANTISED_KERNEL, SPARSE_KERNELS
+    from sparse24._planner import KERNELS
     from sparse24.kernels import loader
 
     return {
@@ -70,7 +70,7 @@ def key(device: int) -> dict:
         "sparse24": __version__,
         "gpu": gpu_name(device),
         "driver": cupy.cuda.runtime.driverGetVersion(),
-        "kernels": {stem: loader.digest(stem) for stem in (*SPARSE_KERNELS, QUANTISED_KERNEL)},
+        "kernels": {stem: loader.digest(stem) for stem in KERNELS},
     }
 
 

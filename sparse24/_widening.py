@@ -72,7 +72,7 @@ def of_quantised(problem: Problem, a: Operand24, device: int, algorithm: str) ->
     """
     kernel = algorithm.partition("/")[0]
     exact = a.rows is not None and problem.dtype == problem.b_dtype in _dtypes.OF_16_BITS
-    if kernel not in ("auto", _planner.QUANTISED_KERNEL) or not exact:
+    if kernel not in ("auto", *_planner.QUANTISED_KERNELS) or not exact:
         return problem
     direct = dataclasses.replace(problem, quantised=a.stored.quantised)
     if kernel != "auto" or _pays(direct, problem, device, _tuning_cache.generation()):

@@ -8,7 +8,7 @@ from mixed_cases import PAIRS, assert_every_byte_is_exact, problem, weight
 from product_cases import check, compressed, empty_result, problem_of, random_dense, to_device
 
 from sparse24._records import PLAIN, Fused
-from sparse24.kernels import reference, sparse_mixed, sparse_wgmma
+from sparse24.kernels import bricks, reference, sparse_mixed, sparse_wgmma
 from sparse24.kernels import sparse_mixed_plan as plan
 from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
 
@@ -47,10 +47,11 @@ def test_refuses(fields, words):
 
 
 @pytest.mark.parametrize("out_itemsize", [2, 4])
+@pytest.mark.parametrize("bits", [0, *bricks.BITS])
 @pytest.mark.parametrize("config", plan.TABLE, ids=lambda c: c.name)
-def test_a_slot_is_read_before_it_is_filled_again(config, out_itemsize):
+def test_a_slot_is_read_before_it_is_filled_again(config, bits, out_itemsize):
     """The stage that asks for a slot again waits for one behind the last that reads it."""
-    found = plan.layout(config, out_itemsize)
+    found = plan.layout(config, out_itemsize, bits)
     assert found.stages >= plan.LEAST_STAGES
     assert found.shared_memory <= SHARED_MEMORY[1]
     slots = found.stages // plan.PARTS + 1

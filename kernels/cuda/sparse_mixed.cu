@@ -1,22 +1,23 @@
 // sparse_mixed: out (m, n) = epilogue(A (m, k; 2:4) @ b (k, n)) on the sparse tensor cores of Hopper, where elements of
-// A have 8 bits and those of b 16, to which A is widened.
+// b have 16 bits and those of A fewer, which become such of b's type.
 //
-//   values  [batch, m, k/2]                  whole groups, rows on 16-byte boundaries             (read)
+//   values  [batch, m, k/2]                  8-bit elements, rows on 16-byte boundaries           (read)
 //   packed  [batch, atoms_k, atoms_m, 1024]  codes in atoms of 64x128, those of 8-bit elements    (read)
+//           [batch, row blocks, atoms_k, bytes]  or, with BITS, bricks of a quantised A           (read)
 //   b       [batch, k, n]                    k or n contiguous                                    (read)
 //   out     [batch, m, n]                    any strides; fastest with m or n contiguous          (written)
 //
 // The kernel works as sparse_wgmma.cu does, with its tiles, its order of tiles, its blocks that share a tile along k
-// and its way to the result.  But A does not go from shared memory to the tensor cores: each thread loads the bytes
-// that its fragment is made of, widens them, and passes registers.  It does so for one stage while the instructions of
-// the stage before still run.
+// and its way to the result.  But A does not go from shared memory to the tensor cores: each thread loads what its
+// fragment is made of, widens that, and passes registers.  It does so for one stage while the instructions of the stage
+// before still run.
 //
-// A slice is an atom of metadata, 128 columns of A, and has two stages of b.
+// A slice is 128 columns of A, an atom of metadata or a brick, and has two stages of b.
 //
 // Shared memory, from the start; everything that is swizzled begins at a multiple of 1024 bytes:
 //
 //   STAGES stages      b: [BLOCK_N] lines of 64 k (k contiguous), or spans of 64 columns, [BLOCK_N / 64][64] lines
-//   kSlots slots       A of a slice: [BLOCK_M] rows of 64 bytes, then their codes, 16 bytes a row
+//   kSlots slots       A of a slice (mixed_values.cuh, mixed_bricks.cuh)
 //   output buffers     STAGING for each consumer (hopper_store.cuh)
 //   barriers           full ones, then empty ones of all stages (hopper_pipeline.cuh), and one of ClusterSums
 //
@@ -25,11 +26,12 @@
 //
 // Ragged edges are those of sparse_wgmma.cu.
 //
-// Macros: those of sparse_wgmma.cu but for BLOCK_K, IN_FLIGHT, PINGPONG, PROMOTE and PIECES, with CLUSTER 1; and STORED,
-// the type of A in memory, which is multiplied as ELEMENT.
+// Macros: those of sparse_wgmma.cu but for BLOCK_K, IN_FLIGHT, PINGPONG, PROMOTE and PIECES, with CLUSTER 1; STORED, the
+// type of A in memory, which is multiplied as ELEMENT; BITS, of a quantised A, or 0.
 // Tiles and their choice: kernels/sparse_mixed_plan.py.
 //
-// Reference: reference.matmul.  Launcher: kernels/sparse_mixed.py.
+// Reference: reference.matmul, of a quantised A behind reference_quantised.dequantise.
+// Launcher: kernels/sparse_mixed.py.  How it works: docs/explanation/hopper_kernel.rst.
 #include "cluster_sums.cuh"
 #include "hopper_metadata.cuh"
 #include "hopper_pipeline.cuh"
@@ -40,7 +42,7 @@
 struct TensorMaps { TensorMap of[2]; };  // for whole tiles, and for the last ones
 
 struct Shape {
-    int m, n, atoms_m, atoms_k;
+    int m, n, atoms_m, atoms_k;  // atoms, or bricks
     int a_batched, b_batched;  // 0: one operand for all products
     int a_tail, b_tail;        // rows of A and columns of b in a box of the last tiles
     long long packed_batch;    // bytes
@@ -60,12 +62,33 @@ constexpr int kConsumerRegisters = CONSUMERS == 3 ? 160 : 232;
 constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : 40;
 constexpr bool kDealRegisters = CONSUMERS > 1 && BLOCKS == 1;
 
-constexpr u32 kRowOfA = kAtomK / 2;                      // bytes of a slice
-constexpr u32 kABytes = BLOCK_M * kRowOfA;
 constexpr int kAtoms = BLOCK_M / kAtomM;                 // metadata atoms of a tile
 constexpr u32 kStageBytes = BLOCK_N * kLine;
 constexpr int kSlots = STAGES / kParts + 1;
-constexpr u32 kSlotBytes = kABytes + kAtoms * kAtomBytes;
+
+// What instructions read of the registers of a thread, for a stage.  They do so while they run, and the compiler does
+// not know that; `hold`, placed after the wait for them, keeps the registers until then.
+struct Fragments {
+    u32 a[kRowBlocks][kSteps][4], codes[kRowBlocks][kSteps];
+
+    __device__ void hold() const {
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++)
+#pragma unroll
+            for (int i = 0; i < kSteps; i++) {
+                const u32(&x)[4] = a[r][i];
+                asm volatile("" ::"r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(codes[r][i]) : "memory");
+            }
+    }
+};
+#include "tile_source.cuh"
+#include "widen_nibbles.cuh"
+#if BITS
+#include "mixed_bricks.cuh"
+#else
+#include "mixed_values.cuh"
+#endif
+
 constexpr u32 kSlotsAt = STAGES * kStageBytes;
 constexpr u32 kStagingAt = kSlotsAt + kSlots * kSlotBytes;
 constexpr u32 kBarriersAt = kStagingAt + CONSUMERS * STAGING * kStagingBytes;
@@ -109,9 +132,9 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     result.finish();
 }
 
-// Puts legal codes into all slots, because atoms past the last row of A are never fetched.
+// Puts legal codes into all slots, because those past the last row of A are never fetched.
 __device__ inline void clear_codes(u32 shared) {
-    for (u32 i = threadIdx.x * 4; i < kSlots * kSlotBytes; i += kThreads * 4)
+    for (u32 i = threadIdx.x * 4; !BITS && i < kSlots * kSlotBytes; i += kThreads * 4)
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kSlotsAt + i), "r"(0x44444444u) : "memory");
     async_proxy_fence();
 }

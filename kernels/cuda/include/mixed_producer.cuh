@@ -8,7 +8,7 @@
 class Producer {
   public:
     __device__ Producer(const Sources& from, const Shape& shape, const Ring& ring, u32 shared)
-        : from_(from), shape_(shape), ring_(ring), shared_(shared) {}
+        : from_(from), shape_(shape), weight_(from, shape), ring_(ring), shared_(shared) {}
 
     // Fetch A for at most `ahead` stages of the block's first tile, and whole slices; returns for how many slices.
     __device__ int begin(TileScheduler tiles, int ahead) const {
@@ -19,7 +19,7 @@ class Producer {
         typename Ring::Position at;
 #pragma unroll 1
         for (int i = 0; i < slices; i++) {
-            fetch_a(tile, work, work.first_slice + i, i, ring_.acquire(at, bytes_with_a(tile, work)));
+            fetch_a(tile, work, work.first_slice + i, i, at);
             for (int part = 0; part < kParts; part++) at.advance();
         }
         return slices;
@@ -34,42 +34,29 @@ class Producer {
             const int end = work.first_slice + work.slices;
 #pragma unroll 1
             for (int slice = work.first_slice; slice < end; slice++, begun--) {
-                u32 barrier = full_barrier(shared_, at);
-                if (begun <= 0) {
-                    ring_.acquire(at, bytes_with_a(tile, work));
-                    fetch_a(tile, work, slice, slot, barrier);
-                }
+                if (begun <= 0) fetch_a(tile, work, slice, slot, at);
                 slot = slot + 1 == kSlots ? 0 : slot + 1;
-                fetch_b(tile, stage(at), slice * kAtomK, 0, barrier);
-                at.advance();
 #pragma unroll
-                for (int part = 1; part < kParts; part++, at.advance()) {
-                    barrier = ring_.acquire(at, tile.columns * kLine);
-                    fetch_b(tile, stage(at), slice * kAtomK + part * BLOCK_K, 0, barrier);
+                for (int part = 0; part < kParts; part++, at.advance()) {
+                    if (part > 0) ring_.acquire(at, tile.columns * kLine);
+                    fetch_b(tile, shared_ + at.stage * kStageBytes, slice * kAtomK + part * BLOCK_K, 0,
+                            full_barrier(shared_, at));
                 }
             }
         }
     }
 
   private:
-    // Of the codes of a slice: of the rows of the tile that have atoms.
-    __device__ u32 code_bytes(const Work& work) const {
-        return u32(max(0, min(kAtoms, shape_.atoms_m - work.m * kAtoms)) * kAtomBytes);
+    // Wait for the first stage of a slice, and fetch A for the slice.
+    __device__ void fetch_a(const TileSource& tile, const Work& work, int slice, int slot,
+                            const typename Ring::Position& at) const {
+        const u32 barrier = ring_.acquire(at, weight_.bytes(tile, work) + tile.columns * kLine);
+        weight_.fetch(tile, work, slice, shared_ + kSlotsAt + slot * kSlotBytes, barrier);
     }
-    __device__ u32 bytes_with_a(const TileSource& tile, const Work& work) const {
-        return tile.rows * kRowOfA + tile.columns * kLine + code_bytes(work);
-    }
-    __device__ void fetch_a(const TileSource& tile, const Work& work, int slice, int slot, u32 barrier) const {
-        const u32 to = shared_ + kSlotsAt + slot * kSlotBytes;
-        const long long atom = (long long)slice * shape_.atoms_m + work.m * kAtoms;
-        load_box(to, tile.values, slice * kRowOfA, tile.m0, tile.a_batch, barrier);
-        load_bytes(to + kABytes, from_.packed + tile.a_batch * shape_.packed_batch + atom * kAtomBytes, code_bytes(work),
-                   barrier);
-    }
-    __device__ u32 stage(const typename Ring::Position& at) const { return shared_ + at.stage * kStageBytes; }
 
     const Sources from_;
     const Shape& shape_;
+    const Weight weight_;
     const Ring& ring_;
     u32 shared_;
 };

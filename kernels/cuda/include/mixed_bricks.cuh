@@ -1,0 +1,74 @@
+// mixed_bricks: a slice of a quantised A, for sparse_mixed.cu: the bricks of its rows (bricks.cuh), one after the other.
+//
+// Integers become elements of the type of b, rounded as those of a dequantised matrix are (dequantise.cu).
+#pragma once
+#include "bricks.cuh"
+#include "pair.cuh"
+#include "tile_source.cuh"
+
+constexpr int kBricks = BLOCK_M / kBrickRows;                          // of a slice
+constexpr u32 kSlotBytes = (kBricks * kBrick + 1023) / 1024 * 1024;
+
+// Where slices come from; atoms_m of the shape counts blocks of rows.
+class Weight {
+  public:
+    __device__ Weight(const Sources& from, const Shape& shape) : bricks_(from.packed), shape_(shape) {}
+
+    __device__ u32 bytes(const TileSource&, const Work&) const { return kBricks * kBrick; }
+    // Behind the last block any will do.
+    __device__ void fetch(const TileSource& tile, const Work& work, int slice, u32 slot, u32 barrier) const {
+        const unsigned char* from = bricks_ + tile.a_batch * shape_.packed_batch;
+#pragma unroll 1
+        for (int i = 0; i < kBricks; i++) {
+            const long long block = min(work.m * kBricks + i, shape_.atoms_m - 1);
+            load_bytes(slot + i * kBrick, from + (block * shape_.atoms_k + slice) * kBrick, kBrick, barrier);
+        }
+    }
+
+  private:
+    const unsigned char* bricks_;
+    const Shape& shape_;
+};
+
+// What a lane loads of a slot.
+class Slice {
+  public:
+    __device__ explicit Slice(int first_row) {
+        const u32 lane = threadIdx.x % 32;
+        brick_ = (first_row / kBrickRows + threadIdx.x / 32 % 4) * kBrick;
+        g_ = lane / 4, t_ = lane % 4;
+    }
+    template <int part> __device__ void load(Fragments& to, u32 slot) const {
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++) {
+            const u32 brick = slot + brick_ + r * (64 / kBrickRows) * kBrick;
+            const uint2 codes = load_shared2(brick + kCodesAt + 16 * g_ + 128 * (t_ % 2) + part * 8);
+            to.codes[r][0] = codes.x, to.codes[r][1] = codes.y;
+            load_row<part, 0>(to.a[r], brick);
+            load_row<part, 1>(to.a[r], brick);
+        }
+    }
+
+  private:
+    // Row g, or g + 8 if `half` is 1, of the steps of a stage.
+    template <int part, int half> __device__ void load_row(u32 (&a)[kSteps][4], u32 brick) const {
+        const u32 row = g_ + 8 * half;
+        const float factor = __uint_as_float(load_shared(brick + kFactorsAt + 4 * row));
+        const auto word_of = [&](int step) {
+            return load_shared(brick + (part * kSteps + step) / kChunkSteps * kChunkBytes + 16 * row + 4 * t_);
+        };
+        const u32 first = word_of(0), second = kChunkSteps == 1 ? word_of(1) : first;
+        scale<0, half>(a[0], first, factor);
+        scale<kChunkSteps - 1, half>(a[1], second, factor);
+    }
+    template <int step, int half> __device__ static void scale(u32 (&a)[4], u32 word, float factor) {
+        a[half] = scaled(widen_word<Kind::float16, step, 0>(word), factor);
+        a[half + 2] = scaled(widen_word<Kind::float16, step, 1>(word), factor);
+    }
+    __device__ static u32 scaled(u32 pair, float factor) {
+        const float2 x = __half22float2(reinterpret_cast<const __half2&>(pair));
+        return pair_of<Kind::ELEMENT>(x.x * factor, x.y * factor);
+    }
+
+    u32 brick_, g_, t_;
+};

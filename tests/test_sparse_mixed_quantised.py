@@ -1,0 +1,141 @@
+"""Quantised matrices in `sparse_mixed`, whose elements it rounds to 16 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from product_cases import empty_result, result_to_numpy, to_device, tolerance
+from product_cases import on_device as epilogue_on_device
+from quantised_cases import problem, random_matrix, random_stack
+
+from sparse24._dtypes import OF_16_BITS, numpy_dtype
+from sparse24._records import PLAIN, Fused
+from sparse24.kernels import bricks, reference, sparse_mixed, sparse_wgmma
+from sparse24.kernels import sparse_mixed_plan as plan
+
+gpu = pytest.mark.gpu
+pytestmark = pytest.mark.stem("sparse_mixed")
+
+
+@pytest.mark.parametrize("bits", bricks.BITS)
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_takes_both_orders(bits, order):
+    for n in (1, 48, 500):
+        wanted = problem(n=n, bits=bits, b_order=order)
+        assert sparse_mixed.refuses(wanted) is None
+        for config in sparse_mixed.configs(wanted):
+            assert plan.layout_of(wanted, config).stages >= plan.LEAST_STAGES
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dtype": "float32"}, "not by float32"),
+        ({"compute_capability": 100}, "9.0"),
+        ({"aligned": False}, "copy it"),
+    ],
+    ids=str,
+)
+def test_refuses(fields, words):
+    assert words in sparse_mixed.refuses(problem(**fields))
+
+
+@pytest.mark.parametrize("bits", bricks.BITS)
+def test_slots_hold_whole_periods_of_the_swizzle(bits):
+    for config in plan.TABLE:
+        held = plan.slot_bytes(config.block_m, bits)
+        assert held % plan.PERIOD == 0
+        assert 0 <= held - config.block_m // bricks.ROWS * bricks.size(bits) < plan.PERIOD
+
+
+def check(rng, shape, n, *, bits, dtype, config=None, epilogue=PLAIN, settled=False, **fields):
+    """Multiply, and compare with the product of the elements, rounded; returns the result."""
+    m, k = shape
+    batch = fields.get("batch", 1)
+    if fields.get("a_batched"):
+        record, a = random_stack(rng, (batch, m, k), bits, dtype)
+    else:
+        record, a = random_matrix(rng, shape, bits, dtype)
+    a = a.astype(np.float32).astype(numpy_dtype(dtype))
+    lead = (batch,) if fields.get("b_batched") else ()
+    b = rng.standard_normal((*lead, k, n)).astype(numpy_dtype(dtype))
+    wanted = problem(m, n, k, bits=bits, dtype=dtype, plain=epilogue.is_plain,
+                     activation=epilogue.activation, **fields)  # fmt: skip
+    assert sparse_mixed.refuses(wanted) is None
+    config = config or sparse_mixed.configs(wanted)[0]
+    record = dataclasses.replace(record, settled=settled)
+    held, out = epilogue_on_device(epilogue), empty_result(wanted)
+    dense = to_device(b, order=wanted.b_order, rows_aligned=True)
+    sparse_mixed.prepare(wanted, config, held)(record, dense, out, held)
+    got = result_to_numpy(out, wanted.out_dtype)
+    exact = np.broadcast_to(reference.matmul(a, b), got.shape)
+    want, _ = reference.apply_epilogue(exact, epilogue, wanted.out_dtype)
+    bound = tolerance(a, b, want, wanted.out_dtype) * (1 if epilogue.is_plain else 4)
+    error = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    assert (error <= bound).all(), f"{config.name}: worst {np.nanmax(error)}"
+    return out
+
+
+@gpu
+@pytest.mark.parametrize("dtype", OF_16_BITS)
+@pytest.mark.parametrize("bits", bricks.BITS)
+@pytest.mark.parametrize("config", plan.TABLE, ids=lambda c: c.name)
+def test_every_tile(rng, cupy, config, bits, dtype):
+    for (m, k), n in (((300, 2100), 456), ((600, 4136), 120), ((300, 4096), 20)):
+        for order in ("column", "row"):
+            if config in sparse_mixed.configs(problem(m, n, k, bits=bits, b_order=order)):
+                check(rng, (m, k), n, bits=bits, dtype=dtype, config=config, b_order=order)
+
+
+@gpu
+@pytest.mark.parametrize("bits", bricks.BITS)
+@pytest.mark.parametrize("n", [1, 33, 264, 700])
+def test_shapes_and_results(rng, cupy, bits, n):
+    for shape in ((1, 4), (16, 8), (77, 1000), (513, 2500), (4096, 4096)):
+        for out_order, out in (("column", "float16"), ("row", "float32"), ("strided", "float16")):
+            fields = {"out_dtype": out, "out_order": out_order}
+            check(rng, shape, n, bits=bits, dtype="float16", settled=n == 33, **fields)
+
+
+@gpu
+@pytest.mark.parametrize("bits", bricks.BITS)
+@pytest.mark.parametrize("n", [8, 130])
+@pytest.mark.parametrize("b_batched", [False, True])
+def test_stacks(rng, cupy, bits, n, b_batched):
+    stack = {"batch": 5, "a_batched": True, "b_batched": b_batched}
+    for shape in ((96, 384), (7, 132), (200, 1000)):
+        for order in ("column", "row"):
+            check(rng, shape, n, bits=bits, dtype="bfloat16", b_order=order, **stack)
+
+
+@gpu
+def test_epilogues_and_batches_of_b(rng, cupy):
+    vector = lambda size: rng.standard_normal(size).astype(np.float32)  # noqa: E731
+    for epilogue in (
+        Fused(alpha=0.5, row_bias=vector(130), activation="gelu"),
+        Fused(row_scale=vector(130), column_scale=vector(72), column_bias=vector(72)),
+    ):
+        check(rng, (130, 520), 72, bits=4, dtype="float16", epilogue=epilogue)
+    check(rng, (96, 384), 133, bits=4, dtype="bfloat16", batch=3, b_batched=True)
+
+
+@gpu
+@pytest.mark.parametrize("bits", bricks.BITS)
+def test_the_same_bits_as_a_dequantised_matrix(rng, cupy, bits):
+    """By the tile of `sparse_wgmma` that adds in the same order."""
+    from sparse24 import _quantised
+
+    record, _ = random_matrix(rng, (512, 1024), bits, "bfloat16")
+    b = to_device(rng.standard_normal((1024, 300)).astype(numpy_dtype("bfloat16")), order="column")
+    outs = []
+    for kernel, bits_of, a in (
+        (sparse_mixed, bits, record),
+        (sparse_wgmma, 0, _quantised.dequantised(record, record.dtype)),
+    ):
+        wanted = problem(512, 300, 1024, bits=bits_of, out_dtype="float32")
+        config = next(c for c in kernel.configs(wanted) if c.name == "128x256x64")
+        outs.append(empty_result(wanted))
+        kernel.prepare(wanted, config, PLAIN)(a, b, outs[-1], PLAIN)
+    np.testing.assert_array_equal(outs[0].get(), outs[1].get())
