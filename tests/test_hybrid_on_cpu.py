@@ -162,6 +162,8 @@ def test_predicted_times_count_elements_and_columns_not_tiles(rng):
     seconds = [[h.explain(n)["candidates"]["cpu"] for n in (1, 16, 256)] for h in (few, some)]
     assert 6 < seconds[1][2] / seconds[0][2] < 10  # ten times the elements; a call costs the same
     assert seconds[1][0] < seconds[1][1] / 2 < seconds[1][2] / 8
+    two, four = (some.explain(n)["candidates"]["cpu"] for n in (2, 4))  # part of a vector
+    assert seconds[1][0] < two == four
     wide = s24.hybrid(w.astype(np.float64)).explain(256)["candidates"]["cpu"]
     assert 1.5 < wide / s24.hybrid(w).explain(256)["candidates"]["cpu"] < 2
 

@@ -157,9 +157,11 @@ def _tile_time(h, n: int, lines) -> float:
 
 def _times_on_cpu(h, n: int) -> dict[str, float]:
     """Seconds of one thread: for all elements that are not zero, and for the other candidates."""
-    wide = np.dtype(h._dtype.accumulator).itemsize / np.dtype(np.float32).itemsize
-    each = hybrid_cost.CPU_READ + n * wide * hybrid_cost.CPU_MULTIPLY
+    from sparse24.kernels._simd import VECTOR_BYTES
+
+    itemsize = np.dtype(h._dtype.accumulator).itemsize
+    columns = n if n == 1 else max(n, VECTOR_BYTES // itemsize)  # part of a vector takes as long
+    wide = itemsize / np.dtype(np.float32).itemsize
+    each = hybrid_cost.CPU_READ + columns * wide * hybrid_cost.CPU_MULTIPLY
     shares = {"cpu": h.density} | (even_shares(h, n) if h.nnz else {})
-    return {
-        path: hybrid_cost.CPU_CALL + share * h.size * each for path, share in shares.items()
-    }
+    return {path: hybrid_cost.CPU_CALL + share * h.size * each for path, share in shares.items()}
