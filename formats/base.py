@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -272,8 +272,15 @@ def made_by(array: Any, given: Any, maker: str) -> DTypeError:
     )
 
 
+def made_dense(x: Any, *, argument: str) -> Any:
+    """A sparse array of this library, SciPy or cupyx made dense; all else unchanged."""
+    if _arrays.is_sparse_matrix(x):
+        return convert.densify(x, argument=argument)
+    return cast(Any, x).toarray() if isinstance(x, Refusals) else x
+
+
 def densified(x: Any, beside: Any = None) -> Any:
-    """A sparse array of this library, SciPy or cupyx made dense; all else unchanged.
+    """An operand of a product, as `made_dense` gives it.
 
     An fp8 array on a GPU, whose dense form is bits, becomes one of numbers for a product with the
     array `beside`.
@@ -283,7 +290,7 @@ def densified(x: Any, beside: Any = None) -> Any:
     try:
         if beside is not None and hasattr(x, "_dtype"):  # not windows, nor those of SciPy
             return convert.dense_beside(x, beside)
-        return convert.checked(x, argument="the operand").toarray()
+        return made_dense(x, argument="the operand")
     except MemoryError as error:
         error.add_note(
             "a sparse operand is made dense here; the product of two of SciPy's formats, such as "

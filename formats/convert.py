@@ -9,6 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _record_parts, _storage
 from sparse24._errors import ArgumentError, DTypeError, FormatError
+from sparse24._hybrid import room
 from sparse24._promotion import promote
 
 FLOAT32 = _dtypes.TABLE["float32"]
@@ -21,12 +22,15 @@ _NEARLY_EMPTY = 20
 _AT_A_TIME = 1 << 18  # dense elements among which places are found together
 
 
-def densify(m: Any):
+def densify(m: Any, *, argument: str):
     """Dense NumPy (scipy.sparse) or CuPy (cupyx) array of any sparse matrix."""
     if _arrays.is_sparse_matrix(m):
-        return checked(m, argument="m").toarray()
+        device = "cpu" if _arrays.is_scipy_sparse(m) else _arrays.device_of(m.data)
+        way_out = "sparse24.hybrid stores its non-zeros alone"
+        with room.refusing(f"{argument}, made dense,", m.shape, m.dtype.itemsize, device, way_out):
+            return checked(m, argument=argument).toarray()
     raise ArgumentError(
-        f"m must be a scipy.sparse or cupyx.scipy.sparse matrix, got {type(m).__name__}; "
+        f"{argument} must be a scipy.sparse or cupyx.scipy.sparse matrix, got {type(m).__name__}; "
         "dense arrays and those of sparse24 go to sparse24.compress"
     )
 

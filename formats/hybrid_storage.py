@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, cast
 
 from sparse24 import _arrays, _devices, _dtypes, _storage, _table
-from sparse24._errors import NoRoomError
 from sparse24._hybrid import room
 from sparse24.formats import (
     convert,
@@ -65,24 +63,12 @@ class HybridStorage(HybridStored):
                 like=self.stored.elements[0],
             )  # fmt: skip
 
-    @contextlib.contextmanager
-    def _room_for(self, what: str, itemsize: int) -> Iterator[None]:
-        """Refuse what takes that many bytes for each element, before or when it finds no memory.
-
-        Before, as a system may promise memory that it does not have.
-        """
-        needed = math.prod(self.shape) * itemsize
-        text = (
-            f"{what} of shape {self.shape} takes {needed / 1e9:.1f} GB, which {self.device} does "
-            "not have; take parts such as H[:1000], or .tocsr() and .tocoo(), which list the "
-            "non-zeros and their places"
+    def _room_for(self, what: str, itemsize: int) -> contextlib.AbstractContextManager[None]:
+        way_out = (
+            "take parts such as H[:1000], or .tocsr() and .tocoo(), which list the non-zeros and "
+            "their places"
         )
-        if needed > room.ALWAYS and needed > room.memory(self.device):
-            raise NoRoomError(text)
-        try:
-            yield
-        except MemoryError as error:
-            raise NoRoomError(text) from error
+        return room.refusing(what, self.shape, itemsize, self.device, way_out)
 
     @_devices.on_own_device
     def tocsr(self, dtype=None):

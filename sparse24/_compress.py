@@ -22,7 +22,7 @@ from sparse24._compress_records import compress_rows, records_both_ways, transpo
 from sparse24._errors import ArgumentError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
-from sparse24.formats.base import SparseArray, densified
+from sparse24.formats.base import SparseArray, made_dense
 from sparse24.formats.products_24 import Products24
 from sparse24.formats.two_four import Sparse24Array
 
@@ -120,7 +120,7 @@ keeps every element
     if isinstance(x, SparseArray) and x.dtype.name.startswith("float8"):
         x = x if dtype is None else x.astype(dtype)
         dtype = x.dtype  # the dense form may be bits
-    given, x = x, densified(convert.as_numbers(x, dtype))
+    given, x = x, made_dense(convert.as_numbers(x, dtype), argument="x")
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     check = _check.flag(check, argument="check", also=("deferred",))
     transposable = _check.flag(transposable, argument="transposable")

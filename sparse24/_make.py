@@ -68,6 +68,8 @@ def from_scipy(m, *, dtype=None, on_excess="raise") -> Sparse24Array:
         If `m` is not a sparse matrix.
     DTypeError
         If the elements are of a type that sparse24 does not store, and `dtype` is not given.
+    DeviceError
+        If the dense matrix does not fit the memory of the device; also a `MemoryError`.
 
     Notes
     -----
@@ -80,7 +82,7 @@ def from_scipy(m, *, dtype=None, on_excess="raise") -> Sparse24Array:
     >>> A.nnz, A.dtype.name
     (8, 'float16')
     """
-    dense = convert.densify(convert.as_numbers(m, dtype))
+    dense = convert.densify(convert.as_numbers(m, dtype), argument="m")
     return compress(dense, on_excess=on_excess, dtype=dtype)
 
 

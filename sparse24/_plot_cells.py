@@ -60,8 +60,9 @@ def image(matrix: Any, *, values: bool) -> np.ndarray:
     if not values:
         cells[places] = True
         return cells
-    order = np.argsort(np.abs(matrix.data))  # the last one that is written to a cell stays
-    cells[tuple(at[order] for at in places)] = matrix.data[order]
+    data = matrix.data.astype(real)  # int8 has no magnitude of -128
+    order = np.argsort(np.abs(data))  # the last one that is written to a cell stays
+    cells[tuple(at[order] for at in places)] = data[order]
     return cells
 
 

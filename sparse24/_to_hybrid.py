@@ -61,7 +61,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None) -> HybridArray:
     On the GPU this waits for the counts of the first pass, and until all is built.  Building reads
     the non-zeros of a sparse matrix, and all m * k elements of a dense one, a few rows of tiles at
     a time.  Each of m * k / 4096 tiles takes 21 bytes, also an empty one.  Where only rows are
-    stored, they take as much memory as CSR, and nothing is counted.
+    stored, they take as much memory as CSR whose rows start at numbers of 64 bits, and nothing is
+    counted.
 
     On the GPU the first product of a kind temporarily makes the whole matrix dense.  It does not,
     and the matrix is multiplied by its non-zeros, if fewer than one element in 1000 is a non-zero,

@@ -8,6 +8,7 @@ from ml_dtypes import bfloat16
 
 import sparse24 as s24
 from sparse24 import families
+from sparse24._hybrid import cost as hybrid_cost
 from sparse24.kernels._simd import VECTOR_BYTES
 
 M, K = 96, 160
@@ -161,5 +162,13 @@ def test_predicted_times_count_elements_and_columns_not_tiles(rng):
     seconds = [[h.explain(n)["candidates"]["cpu"] for n in (1, 16, 256)] for h in (few, some)]
     assert 6 < seconds[1][2] / seconds[0][2] < 10  # ten times the elements; a call costs the same
     assert seconds[1][0] < seconds[1][1] / 2 < seconds[1][2] / 8
+    two, four = (some.explain(n)["candidates"]["cpu"] for n in (2, 4))  # part of a vector
+    assert seconds[1][0] < two == four
     wide = s24.hybrid(w.astype(np.float64)).explain(256)["candidates"]["cpu"]
     assert 1.5 < wide / s24.hybrid(w).explain(256)["candidates"]["cpu"] < 2
+
+
+def test_every_path_is_predicted_to_take_as_long_for_the_call(rng):
+    times = s24.hybrid(matrix(rng, 0.1)).explain(1)["candidates"]
+    assert len(times) > 1
+    assert min(times.values()) > hybrid_cost.CPU_CALL

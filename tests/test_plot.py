@@ -108,6 +108,12 @@ def test_large_matrices_are_shown_without_their_zeros(ax):
     assert heights == [size * size // 4 - 3, 2, 1, 0, 0]
 
 
+@pytest.mark.parametrize("made", [s24.hybrid, sparse.csr_array])
+def test_a_cell_of_several_elements_shows_the_least_int8(ax, made):
+    s24.plot.spy(made(np.tile(np.int8([-128, 5, 127]), (1, 2048))), values=True, ax=ax)
+    assert (ax.images[-1].get_array() == -128).all()
+
+
 def test_only_a_matrix_can_be_shown(ax):
     with pytest.raises(s24.ShapeError, match=r"two axes, got shape \(4,\)"):
         s24.plot.spy(sparse.coo_array([1, 0, 2, 0]), ax=ax)

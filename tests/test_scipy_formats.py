@@ -9,6 +9,7 @@ import scipy.sparse
 import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
+from sparse24._hybrid import room
 
 FORMATS = ("csr", "csc", "coo", "bsr", "lil", "dok", "dia")
 
@@ -22,6 +23,32 @@ def test_every_scipy_format(kind):
     np.testing.assert_array_equal(a.tocoo().toarray(), dense)
     assert a.tocsc().format == "csc"
     np.testing.assert_array_equal(a.tocsc().toarray(), dense)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_matrix_too_large_to_be_dense_is_refused_before_it_is(kind, monkeypatch):
+    m = scipy.sparse.eye_array(40, dtype=np.float32).asformat(kind)
+    monkeypatch.setattr(room, "ALWAYS", 100)
+    monkeypatch.setattr(room, "memory", lambda device: {"cpu": 4 * m.shape[0] ** 2 - 1}[device])
+    monkeypatch.setattr(type(m), "toarray", None)
+    for make, name in ((s24.from_scipy, "m"), (s24.compress, "x"), (s24.asarray, "x")):
+        with pytest.raises(s24.DeviceError, match=rf"^{name}, made dense, of shape") as told:
+            make(m)
+        assert isinstance(told.value, MemoryError)
+        assert "which cpu does not have; sparse24.hybrid stores" in str(told.value)
+    with pytest.raises(MemoryError, match=r"^the operand, made dense") as told:
+        s24.random((4, 40)) @ m
+    assert "is sparse" in told.value.__notes__[0]
+
+
+def test_a_matrix_that_finds_no_memory_as_a_dense_one_is_refused_too(monkeypatch):
+    def toarray(m):
+        raise MemoryError("Unable to allocate")
+
+    m = scipy.sparse.eye_array(8, format="csr")
+    monkeypatch.setattr(type(m), "toarray", toarray)
+    with pytest.raises(s24.DeviceError, match=r"^m, made dense, of shape"):
+        s24.from_scipy(m)
 
 
 @pytest.mark.gpu

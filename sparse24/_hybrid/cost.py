@@ -67,7 +67,8 @@ H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 5e12, 5e12, 5e12, 8e12)
 CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9)
 # Seconds of a product on the CPU: of a call, to read a non-zero, and to multiply it by a column in
 # float32.  Fitted by eye to 256 x 256 to 2048 x 2048 with 50 to 95 % zeros and 1 to 256 columns, by
-# one thread with AVX-512; the prediction is 0.6 to 1.5 times the measured time.
+# one thread with AVX-512; the prediction is 0.6 to 1.2 times the measured time, of 256 x 256 from
+# 0.4 times on.
 CPU_CALL, CPU_READ, CPU_MULTIPLY = 5e-6, 2.5e-10, 2.7e-11
 
 

@@ -54,9 +54,7 @@ def predictions(h, n: int, copied: str | None = None) -> dict[str, float]:
     `copied`: what `copied_by` says of `b`; by default as if its rows are contiguous.
     """
     if h.device == "cpu":
-        seconds, shares = _time_on_cpu(h, n), even_shares(h, n) if h.nnz else {}
-        others = {path: seconds * even / h.density for path, even in shares.items()}
-        return {"cpu": seconds} | others
+        return _times_on_cpu(h, n)
     dtype, number = h._dtype, int(h.device.partition(":")[2])
     lines, device = hybrid_fit.lines(number), chip(number)
     times, dense = {"tiles": _tile_time(h, n, lines) + 5e-6}, room.for_dense(h)
@@ -157,8 +155,13 @@ def _tile_time(h, n: int, lines) -> float:
     return max(walk, line_of(lines, "tiles", n).seconds(work, h.stored.bytes_in_tiles))
 
 
-def _time_on_cpu(h, n: int) -> float:
-    """Seconds of one thread, for all elements that are not zero."""
-    wide = np.dtype(h._dtype.accumulator).itemsize / np.dtype(np.float32).itemsize
-    each = hybrid_cost.CPU_READ + n * wide * hybrid_cost.CPU_MULTIPLY
-    return hybrid_cost.CPU_CALL + h.nnz * each
+def _times_on_cpu(h, n: int) -> dict[str, float]:
+    """Seconds of one thread: for all elements that are not zero, and for the other candidates."""
+    from sparse24.kernels._simd import VECTOR_BYTES
+
+    itemsize = np.dtype(h._dtype.accumulator).itemsize
+    columns = n if n == 1 else max(n, VECTOR_BYTES // itemsize)  # part of a vector takes as long
+    wide = itemsize / np.dtype(np.float32).itemsize
+    each = hybrid_cost.CPU_READ + columns * wide * hybrid_cost.CPU_MULTIPLY
+    shares = {"cpu": h.density} | (even_shares(h, n) if h.nnz else {})
+    return {path: hybrid_cost.CPU_CALL + share * h.size * each for path, share in shares.items()}

@@ -3,17 +3,22 @@
 Most paths on a GPU are made from a dense copy of the matrix, and `blas` on the CPU multiplies one;
 `masks` has a bit for each element.  Where a device has no room for that, such paths are left out:
 by its whole memory and not by what is free, so that the same matrix always takes the same path.
+Matrices that cannot be made dense at all are refused here, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import os
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 
 from sparse24 import _arrays
+from sparse24._errors import NoRoomError
 
 ALWAYS = 1 << 28  # elements, as of 16384 x 16384, for which there is room on every device
 SHARE = 0.5  # of a device's memory, at most
@@ -50,6 +55,27 @@ def lacking(h) -> str:
         f"; paths that need a dense copy of the matrix are left out, as that takes {copy} and "
         f"{h.device} has {whole}"
     )
+
+
+@contextlib.contextmanager
+def refusing(
+    what: str, shape: tuple[int, ...], itemsize: int, device: str, way_out: str
+) -> Iterator[None]:
+    """Refuse what takes that many bytes for each element, before or when it finds no memory.
+
+    Before, as a system may promise memory that it does not have.
+    """
+    needed = math.prod(shape) * itemsize
+    text = (
+        f"{what} of shape {shape} takes {needed / 1e9:.1f} GB, which {device} does not have; "
+        f"{way_out}"
+    )
+    if needed > ALWAYS and needed > memory(device):
+        raise NoRoomError(text)
+    try:
+        yield
+    except MemoryError as error:
+        raise NoRoomError(text) from error
 
 
 def _holds(h, nbytes: int) -> bool:
