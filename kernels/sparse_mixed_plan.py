@@ -18,7 +18,6 @@ from sparse24.kernels.sparse_wgmma_plan import (
     CHIP,
     LEAST_ATOMS,
     LEAST_STAGES,
-    PLAIN_OPERANDS,
     USABLE,
     Model,
     _rounded,
@@ -56,22 +55,24 @@ def _table() -> Iterator[Config]:
 
 TABLE = tuple(_table())
 
-# Fitted to 533 timings on an H200, of six matrices by 16 to 4096 columns: 5 % root mean square.
-# What is predicted to be the fastest, `sparse_decode` included, takes 0.2 % longer than what is.
-# At the limit of power it takes 1.07 times as long as `sparse_wgmma` with elements of 16 bits.
+# Fitted to 1280 timings on an H200, of six matrices by 16 to 4096 columns: 6 % root mean square.
+# What is predicted to be the fastest, other kernels included, takes 0.1 to 0.6 % more than what is.
 MODEL = Model(
-    launch=1.07e-6,
-    instruction_clocks=49.3,
-    stage_seconds=54.1e-9,
-    l2_per_sm=1.16e11,
-    reading=2.08,
-    store=51.1e-12,
-    tile=1.09e-6,
-    of_part=0.423e-6,
-    shared_sum=23.6e-12,
-    power=1.07 * PLAIN_OPERANDS.power,
-    whole_b=0.455,
+    launch=0.43e-6,
+    instruction_clocks=45.3,
+    stage_seconds=61.5e-9,
+    l2_per_sm=1.2e11,
+    reading=2.84,
+    store=63.4e-12,
+    tile=1.34e-6,
+    of_part=0.5e-6,
+    shared_sum=44e-12,
+    whole_b=0.556,
 )
+# By bits of a quantised A: seconds until a warpgroup has made the fragments of 64 rows for a stage,
+# and how long it takes at the limit of power, of what `sparse_wgmma` takes with 16 bits.
+MAKING = {0: 0.14e-6, 4: 0.19e-6, 8: 0.19e-6}
+POWER = {0: 1.07, 4: 0.96, 8: 1.01}
 
 
 def layout_of(problem: Problem, config: Config) -> Layout:
@@ -129,7 +130,8 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
         _from_l2(problem, config) / (MODEL.l2_per_sm * sms),
         _memory(problem) / (MODEL.reading * chip["bandwidth"]),
     )
-    power = problem.m * problem.n * problem.k * problem.batch * MODEL.power / sms
+    products = problem.m * problem.n * problem.k * problem.batch
+    power = products * POWER[problem.quantised] * MODEL.power / sms
     return MODEL.launch + max(together + MODEL.tile * blocks / sms, power)
 
 
@@ -153,7 +155,8 @@ def _block(p: Problem, config: Config, clock_hz: float) -> float:
     arriving = of_a + of_b * _slower(p, MODEL)
     instructions = config.block_m // 64 * 2
     clocks = instructions * (config.block_n / 2 + MODEL.instruction_clocks)
-    stage = MODEL.stage_seconds + max(arriving / rate, clocks / clock_hz)
+    making = config.block_m // 64 // config.consumers * MAKING[p.quantised]
+    stage = MODEL.stage_seconds + max(arriving / rate, clocks / clock_hz, making)
     sums = config.block_m * config.block_n
     exchange = MODEL.of_part * config.parts + MODEL.shared_sum * sums if config.parts > 1 else 0.0
     return PARTS * -(-atoms_k(p) // config.parts) * stage + MODEL.store * sums + exchange

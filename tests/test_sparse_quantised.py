@@ -93,15 +93,20 @@ def operand(bits: int, shape=(14336, 4096)) -> Operand24:
 
 
 @pytest.mark.parametrize("bits", bricks.BITS)
-def test_few_columns_are_multiplied_as_stored_and_many_dequantised(h200, bits):
-    for n, directly in ((1, True), (64, True), (128, True), (4096, False)):
-        wide = problem(14336, n, bits=0)
+def test_matrices_are_multiplied_as_stored_and_for_many_columns_dequantised(h200, bits):
+    for n, capability, kernel in (
+        (1, 90, "sparse_quantised"),
+        (64, 100, "sparse_quantised"),
+        (512, 90, "sparse_mixed"),
+        (4096, 100, None),
+    ):
+        wide = problem(14336, n, bits=0, compute_capability=capability)
         taken = _widening.of_quantised(wide, operand(bits), 0, "auto")
-        assert taken.quantised == (bits if directly else 0)
+        assert taken.quantised == (bits if kernel else 0)
         told = str(of_quantised(wide, operand(bits), 0, "auto"))
-        if directly:
+        if kernel:
             chosen = _planner.choose(taken, 0, dense=False)
-            assert chosen.kernel == "sparse_quantised"
+            assert chosen.kernel == kernel
             assert told.startswith(f"{chosen.name}: it widens the integers of {bits} bits as it")
         else:
             assert "the integers are dequantised to bfloat16 at each call" in told

@@ -98,7 +98,7 @@ def test_b_that_the_kernel_cannot_read_is_copied(h200):
     [
         (8, "sparse_decode", False),
         (16, "sparse_decode", False),
-        (24, "sparse_mixed", True),
+        (24, "sparse_mixed", False),
         (48, "sparse_mixed", False),
         (512, "sparse_mixed", False),
     ],

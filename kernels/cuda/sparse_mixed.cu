@@ -134,7 +134,7 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
 
 // Puts legal codes into all slots, because those past the last row of A are never fetched.
 __device__ inline void clear_codes(u32 shared) {
-    for (u32 i = threadIdx.x * 4; !BITS && i < kSlots * kSlotBytes; i += kThreads * 4)
+    for (u32 i = threadIdx.x * 4; i < kSlots * kSlotBytes; i += kThreads * 4)
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kSlotsAt + i), "r"(0x44444444u) : "memory");
     async_proxy_fence();
 }

@@ -14,18 +14,20 @@ class Weight {
   public:
     __device__ Weight(const Sources& from, const Shape& shape) : bricks_(from.packed), shape_(shape) {}
 
-    __device__ u32 bytes(const TileSource&, const Work&) const { return kBricks * kBrick; }
-    // Behind the last block any will do.
+    __device__ u32 bytes(const TileSource&, const Work& work) const { return blocks(work) * kBrick; }
     __device__ void fetch(const TileSource& tile, const Work& work, int slice, u32 slot, u32 barrier) const {
-        const unsigned char* from = bricks_ + tile.a_batch * shape_.packed_batch;
-#pragma unroll 1
-        for (int i = 0; i < kBricks; i++) {
-            const long long block = min(work.m * kBricks + i, shape_.atoms_m - 1);
-            load_bytes(slot + i * kBrick, from + (block * shape_.atoms_k + slice) * kBrick, kBrick, barrier);
-        }
+        const long long first = (long long)work.m * kBricks * shape_.atoms_k + slice;
+        const unsigned char* from = bricks_ + tile.a_batch * shape_.packed_batch + first * kBrick;
+        const int count = blocks(work);
+#pragma unroll
+        for (int i = 0; i < kBricks; i++, from += shape_.atoms_k * kBrick)
+            if (i < count) load_bytes(slot + i * kBrick, from, kBrick, barrier);
     }
 
   private:
+    // Blocks of rows of the tile.
+    __device__ int blocks(const Work& work) const { return min(kBricks, shape_.atoms_m - work.m * kBricks); }
+
     const unsigned char* bricks_;
     const Shape& shape_;
 };
