@@ -79,7 +79,7 @@ class _Launcher(sparse_wgmma._Launcher):
         return loader.function(NAME, NAME, macros, shared_memory=self.shared_memory)
 
     def _shape(self, a: Compressed24, b) -> np.ndarray:
-        if not a.quantised:
+        if not self.problem.quantised:
             return super()._shape(a, b)
         p, (*stack, blocks, atoms, _) = self.problem, a.values.shape
         a_batched = int(math.prod(stack) > 1)
@@ -89,7 +89,7 @@ class _Launcher(sparse_wgmma._Launcher):
         return loader.by_value(np.array([extents], sparse_wgmma._SHAPE))
 
     def _values_maps(self, a: Compressed24) -> np.ndarray:
-        if a.quantised:
+        if self.problem.quantised:
             return tensor_map.several([tensor_map.empty()] * 2)
         values, m = a.values, self.problem.m
         pitch, batch_pitch = sparse_wgmma._outer_strides(values, -1, -2)

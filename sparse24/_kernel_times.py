@@ -25,7 +25,7 @@ LEAST_SECONDS = 3e-6
 # Products below LEAST_SECONDS are ranked by their model, which does not know how long blocks take
 # to set up: by up to 8 columns `sparse_skinny` takes 1.7 to 2.3 µs on an H100 where this kernel,
 # with tiles of 32 columns, takes 2.2 to 2.8.
-SETUP, SETUP_COLUMNS = {"sparse_wgmma": 5e-7}, 8
+SETUP, SETUP_COLUMNS = dict.fromkeys(("sparse_wgmma", "sparse_mixed"), 5e-7), 8
 
 # Times for fewer columns tell which configurations cannot be fast enough for more of them.
 CELLS = 8  # how many numbers of columns up to a power of two are timed for that

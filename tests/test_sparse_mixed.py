@@ -74,7 +74,7 @@ def test_as_fast_as_elements_of_16_bits_where_these_are_not_read(n):
 @gpu
 @pytest.mark.parametrize(("stored", "dtype"), PAIRS)
 @pytest.mark.parametrize("order", ["column", "row"])
-@pytest.mark.parametrize("n", [1, 7, 33, 64, 130, 264, 777])
+@pytest.mark.parametrize("n", [1, 33, 130, 777])
 def test_shapes_types_and_orders(rng, stored, dtype, order, n):
     for shape in SHAPES:
         a, b = weight(rng, shape, stored), random_dense(rng, (shape[1], n), dtype)
@@ -84,11 +84,13 @@ def test_shapes_types_and_orders(rng, stored, dtype, order, n):
 
 @gpu
 @pytest.mark.parametrize("config", plan.TABLE, ids=lambda c: c.name)
-@pytest.mark.parametrize("order", ["column", "row"])
-@pytest.mark.parametrize(("stored", "dtype"), [("int8", "bfloat16"), ("float8_e4m3fn", "float16")])
-def test_every_tile(rng, config, order, stored, dtype):
+@pytest.mark.parametrize(
+    ("stored", "dtype", "order"),
+    [("int8", "bfloat16", "column"), ("float8_e4m3fn", "float16", "row")],
+)
+def test_every_tile(rng, config, stored, dtype, order):
     """Rings that end in the middle, tails along all axes, and more tiles than blocks."""
-    for m, n, k in ((300, 456, 2100), (600, 120, 4136), (300, 20, 2048), (20000, 300, 1100)):
+    for m, n, k in ((300, 456, 2100), (600, 120, 4136), (300, 20, 2048), (9000, 600, 264)):
         a, b = weight(rng, (m, k), stored), random_dense(rng, (k, n), dtype)
         wanted = problem_of(a, b, "float32", b_order=order)
         if config in sparse_mixed.configs(wanted):

@@ -10,8 +10,9 @@ from product_cases import empty_result, result_to_numpy, to_device, tolerance
 from product_cases import on_device as epilogue_on_device
 from quantised_cases import problem, random_matrix, random_stack
 
-from sparse24._dtypes import OF_16_BITS, numpy_dtype
-from sparse24._records import PLAIN, Fused
+from sparse24._dtypes import numpy_dtype
+from sparse24._records import PLAIN, Compressed24, Fused
+from sparse24._views import View
 from sparse24.kernels import bricks, reference, sparse_mixed, sparse_wgmma
 from sparse24.kernels import sparse_mixed_plan as plan
 
@@ -50,6 +51,21 @@ def test_slots_hold_whole_periods_of_the_swizzle(bits):
         assert 0 <= held - config.block_m // bricks.ROWS * bricks.size(bits) < plan.PERIOD
 
 
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_launches_by_address_know_how_far_apart_matrices_are(batch):
+    """Views tell nothing but layouts: that the matrix is quantised is known before."""
+    launcher = object.__new__(sparse_mixed._Launcher)
+    launcher.problem, launcher.config = problem(48, 8, 256), plan.TABLE[0]
+    strides = (3 * 2 * 832, 2 * 832, 832, 1)[-len(batch) - 3 :]
+    bricks_of = View.of(1 << 40, (*batch, 3, 2, 832), strides, np.uint8)
+    record = Compressed24(bricks_of, None, bricks_of, (*batch, 48, 256), None)
+    b = View.of(2 << 40, (3, 256, 8), (4096, 2, 512), np.float16)
+    shape = launcher._shape(record, b).view(sparse_wgmma._SHAPE)
+    assert (shape["atoms_m"], shape["atoms_k"]) == (3, 2)
+    assert (shape["a_batched"], shape["b_batched"]) == (len(batch), 1)
+    assert shape["packed_batch"] == (3 * 2 * 832 if batch else 0)
+
+
 def check(rng, shape, n, *, bits, dtype, config=None, epilogue=PLAIN, settled=False, **fields):
     """Multiply, and compare with the product of the elements, rounded; returns the result."""
     m, k = shape
@@ -79,21 +95,21 @@ def check(rng, shape, n, *, bits, dtype, config=None, epilogue=PLAIN, settled=Fa
 
 
 @gpu
-@pytest.mark.parametrize("dtype", OF_16_BITS)
-@pytest.mark.parametrize("bits", bricks.BITS)
+@pytest.mark.parametrize(
+    ("bits", "dtype", "order"), [(4, "bfloat16", "column"), (8, "float16", "row")]
+)
 @pytest.mark.parametrize("config", plan.TABLE, ids=lambda c: c.name)
-def test_every_tile(rng, cupy, config, bits, dtype):
+def test_every_tile(rng, cupy, config, bits, dtype, order):
     for (m, k), n in (((300, 2100), 456), ((600, 4136), 120), ((300, 4096), 20)):
-        for order in ("column", "row"):
-            if config in sparse_mixed.configs(problem(m, n, k, bits=bits, b_order=order)):
-                check(rng, (m, k), n, bits=bits, dtype=dtype, config=config, b_order=order)
+        if config in sparse_mixed.configs(problem(m, n, k, bits=bits, b_order=order)):
+            check(rng, (m, k), n, bits=bits, dtype=dtype, config=config, b_order=order)
 
 
 @gpu
 @pytest.mark.parametrize("bits", bricks.BITS)
-@pytest.mark.parametrize("n", [1, 33, 264, 700])
+@pytest.mark.parametrize("n", [1, 33, 700])
 def test_shapes_and_results(rng, cupy, bits, n):
-    for shape in ((1, 4), (16, 8), (77, 1000), (513, 2500), (4096, 4096)):
+    for shape in ((1, 4), (16, 8), (77, 1000), (513, 2500)):
         for out_order, out in (("column", "float16"), ("row", "float32"), ("strided", "float16")):
             fields = {"out_dtype": out, "out_order": out_order}
             check(rng, shape, n, bits=bits, dtype="float16", settled=n == 33, **fields)
