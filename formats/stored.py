@@ -83,6 +83,7 @@ def sealed(header: Mapping[str, Any]) -> dict[str, Any]:
 
 def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
     """The arrays of a file that sparse24 wrote; a dict, or the one array that was saved alone."""
+    _storage.mover(device)  # refuses a device that is not there before anything is read
     if isinstance(file, _shards.ShardedFile):
         return _unpack_shards(file, device)
     loaded: dict[str, Any] = {}

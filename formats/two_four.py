@@ -41,7 +41,8 @@ class Sparse24Array(Sparse24Storage):
 
     ``A * f``, ``A / f``, ``-A`` and ``abs(A)`` keep zeros, for a factor that is a number, or an
     array that broadcasts to the shape of A; the result has NumPy's type.  So do functions such as
-    ``numpy.sqrt(A)``.  `sum`, `mean`, `max` and `min` go over the dense array.
+    ``numpy.sqrt(A)``.  `sum`, `mean`, `max` and `min` count zeros, too; `sum` says when the array
+    becomes dense for them.
 
     Work goes to CuPy's current stream.  `nnz`, `density`, `check`, `tocsr`, `tocoo` and a move to
     the CPU wait for the device; products, `toarray`, `mask`, `astype` and views do not.

@@ -10,11 +10,11 @@ from sparse24._errors import ArgumentError
 from sparse24.formats.refusals import refusal
 from sparse24.formats.unary import KEEP_ZEROS
 
-# The methods of an array that is the first operand, and of one that is the second.
+# The methods of an array that is the first operand, and of one that is the second; "" for none.
 METHODS = {
     np.matmul: ("__matmul__", "__rmatmul__"),
     np.multiply: ("__mul__", "__rmul__"),
-    np.divide: ("__truediv__", "__rtruediv__"),
+    np.divide: ("__truediv__", ""),
     np.negative: ("__neg__",),
     np.positive: ("__pos__",),
     np.absolute: ("__abs__",),
@@ -48,7 +48,8 @@ def _apply(array: Any, ufunc: np.ufunc, method: str, /, *inputs: Any, **options:
         called = CALLED.get((ufunc, method), f"{ufunc.__name__}.{method}")
         raise refusal(array, f"numpy.{called}")
     first, *second = inputs
-    own = _method(array, ufunc, 0 if first is array else -1)
+    is_second = first is not array and any(y is array for y in second)  # else it may be an out=
+    own = _method(array, ufunc, -1 if is_second else 0)
     if first is not array and ufunc in SIGNS and any(first is y for y in options.get("out") or ()):
         raise _in_place(array, SIGNS[ufunc])
     given = ", ".join(f"{name}=" for name, value in options.items() if value is not None)
@@ -67,8 +68,9 @@ def _method(array: Any, ufunc: np.ufunc, place: int) -> Any:
     names = METHODS.get(ufunc, ("",))
     if hasattr(type(array), names[place]):
         return getattr(array, names[place])
-    vectors = " with itself as the vectors" if any(names) and not names[place] else ""
-    raise refusal(array, f"numpy.{ufunc.__name__}{vectors}")
+    takes_vectors = ufunc.signature and any(names)
+    which = " with itself as the vectors" if takes_vectors and not names[place] else ""
+    raise refusal(array, f"numpy.{ufunc.__name__}{which}")
 
 
 def _in_place(array: Any, sign: str) -> ArgumentError:

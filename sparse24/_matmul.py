@@ -17,7 +17,7 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._promotion import promoted_integers
 from sparse24.formats import hybrid_products
-from sparse24.formats.base import SparseArray, one_dense
+from sparse24.formats.base import SparseArray, densified, one_dense
 from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.products_24 import Products24
@@ -270,7 +270,7 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
     try:
         if scales is None and dtype is None and x_dtype is None:
             return matmul(x, A.mT, epilogue=epilogue)
-        rows, scales = _one_factor_a_row(x, scales)
+        rows, scales = _one_factor_a_row(x, A, scales)
         y = matmul(rows, A.mT, epilogue=epilogue, scales=scales, dtype=dtype, a_dtype=x_dtype)
     except DTypeError:
         _refuse_type(x, A, x_dtype)
@@ -294,14 +294,19 @@ def _refuse_type(x, A, x_dtype) -> None:
         _arrays.logical_dtype(known, named, argument="x")
 
 
-def _one_factor_a_row(x, scales):
-    """Tokens along several axes as rows of one matrix, where each has a scale of its own."""
+def _one_factor_a_row(x, A, scales):
+    """Tokens along several axes as rows of one matrix, where each has a scale of its own.
+
+    Not beside a stack of weights, whose axes are not those of rows: `matmul` refuses such scales.
+    """
     if not isinstance(scales, tuple | list) or len(scales) != 2:
         return x, scales  # `matmul` says what is wrong with it
     own, lead = scales[0], tuple(x.shape[:-1])
     if isinstance(own, list | tuple):
         own, _ = _foreign.take(own, argument="scales[0]")
-    if len(lead) < 2 or tuple(getattr(own, "shape", ())) not in (lead, (*lead, 1)):
+    is_of_tokens = tuple(getattr(own, "shape", ())) in (lead, (*lead, 1))
+    if len(lead) < 2 or len(A.shape) > 2 or not is_of_tokens:
         return x, scales
-    rows = x.reshape((math.prod(lead), x.shape[-1]))
+    dense = densified(x, A if isinstance(A, SparseArray) else None)
+    rows = dense.reshape((math.prod(lead), x.shape[-1]))
     return rows, (own.reshape(-1), scales[1])

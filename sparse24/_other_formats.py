@@ -11,7 +11,6 @@ import numpy as np
 
 from sparse24 import (
     _arrays,
-    _check,
     _cuda_graphs,
     _dispatch,
     _dtypes,
@@ -75,8 +74,6 @@ def by_library(a, b, out, call: Call):
             f"plain operands of {a.dtype} and {b.dtype} have only the plain product; convert "
             f"them to one of {', '.join(_dtypes.NAMES)}"
         )
-    for argument, array in (("a", a), ("b", b)):
-        _check.not_scalar(array.shape, argument=argument)
     _product.check_inner(a.shape, b.shape)
     return _asked(lambda: _library_product(a, b), call, a, b, out)
 

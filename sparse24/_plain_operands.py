@@ -53,6 +53,8 @@ def product(a, b, a_dtype, out, call: Call):
     """Neither operand obeys 2:4: the dense product, by the same rules for types and errors."""
     left, restore = _foreign.take(a, argument="a")
     right, _ = _foreign.take(b, argument="b")
+    for argument, array in (("a", left), ("b", right)):
+        _check.not_scalar(array.shape, argument=argument)
     b_dtype = call.other_dtype
     if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
         with _foreign_streams.stream_of(a):

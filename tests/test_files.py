@@ -176,6 +176,14 @@ def test_permissions_are_those_of_any_new_file_or_of_the_old_one(suffix, tmp_pat
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+def test_a_device_that_is_not_there_is_refused_whatever_the_file_holds(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    for arrays in ({}, {"names": np.array([1, 2])}, {"w": s24.random((4, 8), rng=0)}):
+        save(tmp_path / "a", arrays)
+        with pytest.raises(s24.ArgumentError, match="device must be 'cpu', 'cuda' or"):
+            load(tmp_path / "a", device="gpu")
+
+
 def test_a_folder_is_no_file(suffix, tmp_path):
     with pytest.raises(s24.ArgumentError, match=r"is a folder.*; name a file in it"):
         FORMATS[suffix][1](tmp_path)

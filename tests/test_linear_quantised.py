@@ -61,6 +61,27 @@ def test_scales_of_one_row_of_tokens_broadcast_as_in_matmul(rng):
     np.testing.assert_array_equal(got, s24.matmul(x, A.T, scales=(scale, 1.0), dtype="float32"))
 
 
+@pytest.mark.parametrize("kind", MAKERS)
+def test_tokens_of_a_sparse_stack_have_scales_of_their_own(rng, kind):
+    x, w = quantised(rng, "int8")
+    x = s24.prune(x)
+    scales = rng.uniform(0.5, 1.5, x.shape[:-1]).astype(np.float32), None
+    got = s24.linear(s24.compress(x), MAKERS[kind](w), scales=scales, dtype="float32")
+    np.testing.assert_array_equal(
+        got, s24.linear(x, MAKERS[kind](w), scales=scales, dtype="float32")
+    )
+
+
+@pytest.mark.parametrize("weights", [1, 2])
+def test_a_stack_of_weights_takes_no_scale_for_each_token(rng, weights):
+    x, w = quantised(rng, "int8")
+    A = s24.compress(np.stack([w] * weights))
+    with pytest.raises(s24.ShapeError, match=r"scales\[0\] must have shape \(3,\) or \(3, 1\)"):
+        s24.linear(x, A, scales=(np.ones((2, T // 2)), None))
+    got = s24.linear(x, A, scales=(np.full(T // 2, 2.0), None), dtype="float32")
+    np.testing.assert_array_equal(got, 2 * s24.linear(x, A, dtype="float32"))
+
+
 def test_bits_of_fp8_and_types_alone(rng):
     x, w = quantised(rng, "float8_e4m3fn")
     A = s24.compress(w)

@@ -78,6 +78,7 @@ def test_ufuncs_of_numpy_name_the_way_out(a):
         (lambda: np.prod(a), "prod"),
         (lambda: np.multiply.outer(a, x), r"multiply\.outer"),
         (lambda: operator.iadd(x, a), "add"),
+        (lambda: operator.itruediv(x, a), "divide"),
     ):
         with pytest.raises(s24.DTypeError, match=rf"support numpy\.{name}, only what keeps.*\.to"):
             call()
@@ -132,6 +133,8 @@ def test_operators_in_place_on_dense_arrays_name_the_one_that_is_not(a):
             np.multiply(a, 2, out=written)
         with pytest.raises(s24.ArgumentError, match=r"takes no out= .* leave it out"):
             np.negative(a, out=written)
+    with pytest.raises(s24.ArgumentError, match=r"takes no out= .* leave it out"):
+        np.divide(y, 2, out=a)
 
 
 def test_cupy_leaves_products_to_the_sparse_array(a):
