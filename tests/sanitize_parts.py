@@ -71,6 +71,11 @@ def widened() -> None:
             for choice in s24.explain(a, b).candidates:
                 if choice.kernel in ("sparse_decode", "sparse_mixed"):
                     s24.matmul(a, b, algorithm=choice.name)
+        long = s24.compress(draw((200, 1100), stored), on_excess="prune", dtype=stored)
+        b = draw((72, 1100), dtype).T
+        for choice in s24.explain(long, b).candidates:  # tiles that blocks share
+            if choice.kernel == "sparse_mixed" and choice.settings.parts > 1:
+                s24.matmul(long, b, algorithm=choice.name)
         for columns in (16, 72):  # by rows
             s24.matmul(a, draw((264, columns), dtype))
             s24.matmul(a, draw((264, columns), dtype), algorithm="sparse_mixed")
@@ -84,7 +89,7 @@ def quantised() -> None:
         for columns in (5, 16, 30, 72, 144):
             b = draw((columns, 264), dtype).T
             for choice in s24.explain(q, b).candidates:
-                if choice.kernel == "sparse_quantised":
+                if choice.kernel in ("sparse_quantised", "sparse_mixed"):
                     s24.matmul(q, b, algorithm=choice.name)
         s24.matmul(q, draw((264, 16), dtype))  # by rows
         q.toarray()

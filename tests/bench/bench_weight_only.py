@@ -5,8 +5,9 @@
 The weight is quantised, the tokens are not: y (n, m) = x (n, k) @ w.T.  Ours is what the planner
 chooses untuned; of int4, a `Quantised24Array`.  For many tokens it may make a matrix of 16 bits at
 each call.
-Rivals are cuBLAS with a dense weight of 16 bits, and torch with a dense weight of int8, compiled,
-or of 4 bits with a scale for every 128 columns.  As in bench_few_tokens.py, all go round over
+Rivals are cuBLAS with a dense weight of 16 bits and, up to 16 tokens, torch with a dense weight of
+int8, compiled, or of 4 bits with a scale for every 128 columns: with more than one token these take
+longer than cuBLAS, with 16 up to three times as long.  As in bench_few_tokens.py, all go round over
 copies of their weight that together exceed the L2 cache.
 """
 
@@ -31,6 +32,7 @@ STEMS = ("sparse_decode", "sparse_mixed", "sparse_quantised", "sparse_wgmma", "d
 STORED = ("int8", "float8_e4m3fn", "int4")
 TOKENS = (1, 8, 16, 32, 64, 128, 512, 2048)
 AS_STORED = ("sparse_decode", "sparse_mixed", "sparse_quantised")
+MOST_OF_TORCH = 16  # tokens by which torch's own products of narrow weights run
 ACTIVATIONS = "bfloat16"
 
 
@@ -70,16 +72,19 @@ class Layer:
         return self.sparse[0].nbytes + self.tokens.nbytes + self.y.nbytes
 
 
+def of_torch(layer: Layer, stored: str) -> list[Contender]:
+    """Torch's own products of a weight of such elements."""
+    if stored == "int8":
+        return rivals.compiled_int8_weights(layer.dense, layer.x)
+    return [rivals.int4_weights(layer.dense, layer.x)] if stored == "int4" else []
+
+
 def run(m: int, k: int, n: int, stored: str) -> dict:
     layer = Layer(m, k, n, stored)
     ours = layer.contender()
     wide = [w.to(TORCH[ACTIVATIONS]) for w in layer.dense[: copies(2 * m * k)]]
     racing = {"ours": ours, "cublas": rivals.dense(wide, layer.x)}
-    narrow = []
-    if stored == "int8":
-        narrow = rivals.compiled_int8_weights(layer.dense, layer.x)
-    if stored == "int4":
-        narrow = [rivals.int4_weights(layer.dense, layer.x)]
+    narrow = of_torch(layer, stored) if n <= MOST_OF_TORCH else []
     error = layer.error()
     race(racing | {f"torch {i}": way for i, way in enumerate(narrow)})
     named = {"cublas": racing["cublas"]}
