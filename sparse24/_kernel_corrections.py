@@ -14,7 +14,13 @@ from typing import Any
 from sparse24._dtypes import TABLE
 from sparse24._hybrid.lines import SMALL
 from sparse24._records import Problem
-from sparse24.kernels import sparse_decode, sparse_tile, sparse_wgmma_plan, split_skinny
+from sparse24.kernels import (
+    sparse_decode,
+    sparse_mixed_plan,
+    sparse_tile,
+    sparse_wgmma_plan,
+    split_skinny,
+)
 
 # Seconds that a product takes beside its model, which counts a launch as if none came before it.
 BESIDE = {"sparse_mma": -2.7e-6, "sparse_skinny": -0.3e-6}
@@ -30,6 +36,12 @@ EMULATED, SPILLED, MOST_EMULATED = 3.2e-12, 1.6e-11, 16
 # shared memory: docs/benchmarks/log_few_tokens.rst, "Weights that are settled" and "b by rows".
 SETTLED = {8: 0.90, 16: 0.95, 24: 0.98, 32: 1.0, 40: 1.03, 48: 1.06}
 NARROW_ROW, WIDE_ROWS = 16, 1.04
+
+# `sparse_mixed` at the limit of power, by tiles of other than 128 rows by 256 columns: 1.2 to 1.36
+# times as long, in products that are not over before the clock has fallen.  And blocks that share
+# tiles along k take longer if not all of them run at once.
+# docs/benchmarks/log_few_tokens.rst, "Any number of tokens".
+POWER_OF_OTHER_TILES, LONG, SHARED_IN_TURN = 1.25, 1e-4, 0.1
 
 # Three blocks that share a tile along k leave a tenth of the multiprocessors without a cluster.
 THIRDS = 0.3e-6
@@ -83,11 +95,23 @@ def _decode(problem: Problem, config: Any, facts: dict[str, float]) -> float:
 
 
 def _wgmma(problem: Problem, config: Any, facts: dict[str, float]) -> float:
-    return (THIRDS if config.parts == 3 else 0.0) + _mixed(problem, config, facts)
+    return (THIRDS if config.parts == 3 else 0.0) + _narrow_boxes(problem, config)
 
 
 def _mixed(problem: Problem, config: Any, facts: dict[str, float]) -> float:
-    """What narrow boxes of b by rows cost."""
+    plan, p = sparse_mixed_plan, problem
+    model = plan.predict(p, config, facts)
+    power = p.m * p.n * p.k * p.batch * plan.POWER[p.quantised] * plan.MODEL.power / facts["sms"]
+    seconds = _narrow_boxes(p, config)
+    if power > LONG and (config.block_m, config.block_n) != plan.STORING:
+        seconds += max(0.0, POWER_OF_OTHER_TILES * power - model)
+    if config.parts > 1 and plan.tiles_of(p, config) * config.parts > facts["sms"]:
+        seconds += SHARED_IN_TURN * model
+    return seconds
+
+
+def _narrow_boxes(problem: Problem, config: Any) -> float:
+    """What boxes of few columns of b by rows cost."""
     if problem.b_order != "row" or problem.n >= WIDE:
         return 0.0
     boxes = WIDE / max(8, 1 << (problem.n - 1).bit_length())

@@ -23,9 +23,10 @@ ASKS_FOR_TILES = ("sparse_mma",)  # kernels whose configurations depend on how m
 LEAST_SECONDS = 3e-6
 
 # Products below LEAST_SECONDS are ranked by their model, which does not know how long blocks take
-# to set up: by up to 8 columns `sparse_skinny` takes 1.7 to 2.3 µs on an H100 where this kernel,
-# with tiles of 32 columns, takes 2.2 to 2.8.
-SETUP, SETUP_COLUMNS = dict.fromkeys(("sparse_wgmma", "sparse_mixed"), 5e-7), 8
+# to set up: seconds, and up to how many columns.  On an H100 `sparse_skinny` takes 1.7 to 2.3 µs
+# for up to 8 columns where `sparse_wgmma`, with tiles of 32 columns, takes 2.2 to 2.8; on an H200
+# `sparse_decode` takes 1.9 to 2.4 for 9 columns of 8-bit elements, and `sparse_mixed` 2.3 to 3.6.
+SETUP = {"sparse_wgmma": (5e-7, 8), "sparse_mixed": (1e-6, 16)}
 
 # Times for fewer columns tell which configurations cannot be fast enough for more of them.
 CELLS = 8  # how many numbers of columns up to a power of two are timed for that
@@ -49,7 +50,8 @@ class KernelTimes:
         self.name, self.variant, self._facts = name, variant, facts
         self._scale = scale(name)
         self._staging = _staging.seconds(variant, problem, facts["bandwidth"])
-        self._setup = SETUP.get(name, 0.0) if problem.n <= SETUP_COLUMNS else 0.0
+        setup, columns = SETUP.get(name, (0.0, 0))
+        self._setup = setup if problem.n <= columns else 0.0
 
     def times(self, config) -> Times:
         name, problem, facts = self.name, self.variant.problem, self._facts

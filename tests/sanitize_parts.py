@@ -74,7 +74,7 @@ def widened() -> None:
         long = s24.compress(draw((200, 1100), stored), on_excess="prune", dtype=stored)
         b = draw((72, 1100), dtype).T
         for choice in s24.explain(long, b).candidates:  # tiles that blocks share
-            if choice.kernel == "sparse_mixed" and choice.settings.parts > 1:
+            if choice.kernel == "sparse_mixed" and choice.settings and choice.settings.parts > 1:
                 s24.matmul(long, b, algorithm=choice.name)
         for columns in (16, 72):  # by rows
             s24.matmul(a, draw((264, columns), dtype))

@@ -172,6 +172,8 @@ HEADLINES = (
              _few(1, 16, *WEIGHT_ONLY)),
     Headline("8-bit weights and bfloat16, 32 and 64 tokens", "few_tokens", "cublas",
              _few(32, 64, *WEIGHT_ONLY)),
+    Headline("8-bit weights and bfloat16, 128 to 2048 tokens", "few_tokens", "cublas",
+             _few(128, 2048, *WEIGHT_ONLY)),
     Headline("int8 weights and bfloat16, one token", "few_tokens", "torch_int8_weights",
              _few(1, 1, *WEIGHT_ONLY)),
     Headline("4-bit weights and bfloat16, 1 to 16 tokens", "few_tokens", "cublas",
