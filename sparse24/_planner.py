@@ -37,11 +37,12 @@ MOST_ROWS = dict.fromkeys(
     ("sparse_wgmma", "sparse_split", "sparse_decode", "sparse_mixed"), (1 << 27) - 64
 )
 MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it counts in 32 bits
-# Columns of A, whose offsets they count in bytes or, of the pieces of float32, in elements;
+# Columns of A, whose offsets they count in bytes, also from row to row of bricks, or, of the pieces
+# of float32, in elements;
 # `sparse_matvec` goes a few steps beyond the last ones.
 MOST_COLUMNS = {
     "sparse_skinny": 1 << 29, "sparse_decode": 1 << 29, "sparse_mma": 1 << 29,
-    "grouped_mma": 1 << 29, "sparse_split": 1 << 27, "split_mma": 1 << 27,
+    "grouped_mma": 1 << 29, "sparse_split": 1 << 27, "split_mma": 1 << 27, "sparse_mixed": 1 << 27,
     "split_skinny": 1 << 30, "sparse_matvec": (1 << 31) - (1 << 16),
 }  # fmt: skip
 
