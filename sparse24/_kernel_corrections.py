@@ -99,14 +99,15 @@ def _wgmma(problem: Problem, config: Any, facts: dict[str, float]) -> float:
 
 
 def _mixed(problem: Problem, config: Any, facts: dict[str, float]) -> float:
-    plan, p = sparse_mixed_plan, problem
-    model = plan.predict(p, config, facts)
-    power = p.m * p.n * p.k * p.batch * plan.POWER[p.quantised] * plan.MODEL.power / facts["sms"]
+    plan, p, sms = sparse_mixed_plan, problem, facts["sms"]
+    power = p.m * p.n * p.k * p.batch * plan.POWER[p.quantised] * plan.MODEL.power / sms
+    slower = power > LONG and (config.block_m, config.block_n) != plan.STORING
+    in_turn = config.parts > 1 and plan.tiles_of(p, config) * config.parts > sms
     seconds = _narrow_boxes(p, config)
-    if power > LONG and (config.block_m, config.block_n) != plan.STORING:
-        seconds += max(0.0, POWER_OF_OTHER_TILES * power - model)
-    if config.parts > 1 and plan.tiles_of(p, config) * config.parts > facts["sms"]:
-        seconds += SHARED_IN_TURN * model
+    if slower or in_turn:
+        model = plan.predict(p, config, facts)
+        seconds += slower * max(0.0, POWER_OF_OTHER_TILES * power - model)
+        seconds += in_turn * SHARED_IN_TURN * model
     return seconds
 
 
