@@ -1,9 +1,9 @@
 """Products of narrow elements with 16-bit ones: of those that are stored, or converted before.
 
 Of 8 bits both give the same values, as 16-bit types hold all of them.  A kernel that widens
-elements as it reads them moves half as many bytes, or a quarter, but multiplies more slowly than
-others: with many columns it pays to convert the matrix for each product, and where no kernel
-widens, there is no other way.
+elements as it reads them moves half as many bytes, or a quarter, but may multiply more slowly than
+others: with thousands of columns, and on most GPUs with hundreds, it pays to convert the matrix for
+each product, and where no kernel widens, there is no other way.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _bytes_of_element(problem: Problem) -> float:
 def of_quantised(problem: Problem, a: Operand24, device: int, algorithm: str) -> Problem:
     """As `as_multiplied`, for an operand of integers times factors.
 
-    Dequantised elements are rounded to the type of the product, which those of the kernel are not.
+    Dequantised elements are rounded to the type of the product.  So are those of `sparse_mixed`,
+    but not those of `sparse_quantised`.
     """
     kernel = algorithm.partition("/")[0]
     exact = a.rows is not None and problem.dtype == problem.b_dtype in _dtypes.OF_16_BITS
