@@ -111,11 +111,13 @@ def _is_held(a: Operand24, used: Any) -> bool:
 
 
 def _lies_as_in(a: Operand24, launched: Launched) -> bool:
-    """Whether a product of stacks on a GPU reads an operand where it lies, and has no epilogue."""
+    """Whether a product of stacks reads an operand where it lies, and has no epilogue."""
     used = launched.a
     if not launched.epilogue.is_plain or a.rows is None or not isinstance(used, Compressed24):
         return False
-    return _arrays.is_cupy(used.values) and used.values.data.ptr == a.rows.values.data.ptr
+    if not _arrays.is_cupy(used.values):
+        return _overlap.shares_memory(used.values, a.rows.values)
+    return used.values.data.ptr == a.rows.values.data.ptr
 
 
 def _is_converted(taken: Any, a: Operand24) -> bool:

@@ -67,7 +67,7 @@ def _multiply_view(a: Operand24, x, out, call: Call, plans: Plans | None, *, fro
 def _multiply_rows(a: Operand24, x, out, call: Call, plans: Plans | None):
     """``x @ a`` of a stack as of one matrix, which is remembered with its options.
 
-    Those of stacks are not, nor are stacks on the CPU.
+    Those of stacks with options are not.
     """
     check_inner(x.shape, a.shape)
     tokens, n = math.prod(x.shape[:-1]), a.shape[-1]
