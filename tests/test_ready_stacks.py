@@ -136,3 +136,19 @@ def test_threads_share_what_is_prepared(rng):
     with ThreadPoolExecutor(4) as pool:
         for b, y in zip(several, pool.map(lambda b: a @ b, several), strict=True):
             np.testing.assert_array_equal(y, a.toarray() @ b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("shape", [(3, 40, 5), (2, 3, 40, 1), (0, 40, 5), (3, 40, 0), (3, 40, 70)])
+def test_a_matrix_by_a_stack(rng, planned, dtype, shape):
+    a = stack(rng, (24, 40), dtype)
+    for _ in range(3):
+        b = drawn(rng, shape, dtype)
+        y = a @ b
+        exact = a.toarray().astype(np.float64) @ b.astype(np.float64)
+        assert y.flags.c_contiguous
+        np.testing.assert_array_equal(y, exact.astype(y.dtype))
+    if b.size and shape[-1] <= 64:
+        assert len(planned) == 1
+    with pytest.raises(s24.ShapeError, match="inner dimensions 40 and 41 differ"):
+        a @ drawn(rng, (3, 41, 5), dtype)
