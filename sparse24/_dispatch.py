@@ -268,8 +268,9 @@ def _prepare_on_cpu(
         return Launched(cpu.dense_matmul, _dense_of(a), b, out, epilogue)
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)
     kept = a.dense is not None
+    stacked = len(a.shape) > 2 and not epilogue.is_plain  # others are repeated matrix by matrix
     choice = choice or cpu.choose(
-        a.shape[-2], a.shape[-1], b.shape[-1], dtype.name, kept=kept, stacked=len(a.shape) > 2
+        a.shape[-2], a.shape[-1], b.shape[-1], dtype.name, kept=kept, stacked=stacked
     )
     if choice == "dense" and kept:
         return Launched(cpu.dense_matmul, a.dense, b, out, epilogue)

@@ -54,7 +54,7 @@ def test_rows_inside_lines_of_memory_may_be_copied_for_the_kernel_that_asks_for_
     off = problem(n=424, b_in_lines=False)
     assert copies(off) == {(False, False, False), (True, False, True)}
     copied = _staging.variants(off)[1]
-    assert copied.kernels == ("sparse_wgmma",)
+    assert copied.kernels == ("sparse_wgmma", "sparse_mixed")
     assert copied.problem.b_in_lines
     assert copied.problem.b_order == "column"
     assert best(problem(14336, 1000, 4096, b_in_lines=False)).variant.stage_b

@@ -26,8 +26,9 @@
 //
 // Ragged edges are those of sparse_wgmma.cu.
 //
-// Macros: those of sparse_wgmma.cu but for BLOCK_K, IN_FLIGHT, PINGPONG, PROMOTE and PIECES, with CLUSTER 1; STORED, the
-// type of A in memory, which is multiplied as ELEMENT; BITS, of a quantised A, or 0.
+// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS K_PARTS B_ROW_MAJOR OUT_ROW_MAJOR
+// OUT_BULK STAGING EPILOGUE ACTIVATION, as in sparse_wgmma.cu, with BLOCK_K 64, CLUSTER 1 and PIECES 1; STORED, the type
+// of A in memory, which is multiplied as ELEMENT; BITS, of a quantised A, or 0.
 // Tiles and their choice: kernels/sparse_mixed_plan.py.
 //
 // Reference: reference.matmul, of a quantised A behind reference_quantised.dequantise.
