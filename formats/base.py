@@ -160,6 +160,7 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     @property
@@ -184,9 +185,9 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
         Parameters
         ----------
-        axes : tuple of int, optional
+        axes, *more : tuple of int, or several int, optional
             (1, 0), of a batch its axes with the last two exchanged, such as (0, 2, 1): the same as
-            `mT`.  Also as numbers: ``A.transpose(1, 0)``.
+            `mT`.  ``A.transpose(1, 0)`` is that of ``A.transpose((1, 0))``.
 
         Raises
         ------

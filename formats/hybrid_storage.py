@@ -74,7 +74,8 @@ class HybridStorage(HybridStored):
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        Nothing becomes dense of a matrix of which at least three quarters are zeros.
+        Nothing becomes dense of a matrix of which at least three quarters are zeros.  `dtype` is
+        that of `NMArray.tocsr`, which also waits for the device.
         """
         starts, columns, bits = self.held()
         values = bits.view(self._dtype.logical).copy()  # the caller may write them

@@ -70,6 +70,17 @@ class HybridStored(SparseArray):
     def from_tiles(cls, tiles: ht.Tiles, n_hint: int | None = None) -> Self:
         """Make a matrix of given tiles, NumPy arrays, after checking them.
 
+        Parameters
+        ----------
+        tiles : Tiles
+            Of the kind that the property `tiles` gives.
+        n_hint : int, optional
+            Columns of the products for which the kinds were chosen.
+
+        Returns
+        -------
+        HybridArray
+
         Raises
         ------
         FormatError

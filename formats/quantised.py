@@ -187,7 +187,7 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        As `Sparse24Array.tocsr`, of `dequantise`.
+        As `Sparse24Array.tocsr`, with its `dtype`, of `dequantise`.
         """
         return self.dequantise().tocsr(dtype)
 

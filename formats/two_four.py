@@ -102,7 +102,7 @@ class Sparse24Array(Sparse24Storage):
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        As `NMArray.tocsr`, but on the CPU nothing becomes dense.
+        As `NMArray.tocsr`, with its `dtype`, but on the CPU nothing becomes dense.
         """
         if self.device != "cpu" or self.ndim > 2:
             return super().tocsr(dtype)

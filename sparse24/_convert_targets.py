@@ -20,8 +20,8 @@ def outputs_of(file: _raw_files.ArrayFile, target: str | os.PathLike) -> list[Pa
         return _outputs_of_shards(file, Path(target))
     if Path(target).suffix.lower() not in (".safetensors", ".npz"):
         raise ArgumentError(
-            f"OUT must end in .safetensors or .npz, as compressed arrays have parts, "
-            f"got {str(target)!r}"
+            f"OUT must end in .safetensors or .npz, as IN is one file, {str(file.path)!r}, and "
+            f"compressed arrays have parts, got {str(target)!r}"
         )
     if _same_file(file.path, target):
         raise ArgumentError(f"OUT must not be IN, {str(file.path)!r}: pruning cannot be undone")

@@ -68,6 +68,7 @@ class Saved:
 
     @property
     def transposable(self) -> bool:
+        """Whether products with the transpose of the weight are sparse, too."""
         return self.packed[0].transposable or len(self.packed) == 2
 
 

@@ -125,6 +125,9 @@ def test_a_folder_with_one_file_is_that_file(arrays, tmp_path, capsys):
     assert s24.load_npz(tmp_path / "out.npz").keys() == arrays.keys()
     error = run(capsys, "convert", tmp_path / "one", tmp_path / "one" / "model.safetensors", code=1)
     assert "OUT must not be IN" in error
+    error = run(capsys, "convert", tmp_path / "one", tmp_path / "two", code=1)
+    assert "OUT must end in .safetensors or .npz, as IN is one file, " in error
+    assert repr(str(tmp_path / "one" / "model.safetensors")) in error
 
 
 def test_the_demo_takes_shards(arrays, folder, capsys):

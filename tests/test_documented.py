@@ -81,7 +81,47 @@ def test_every_public_class_shows_an_example():
             assert ">>> " in (inspect.getdoc(kind) or ""), f"{name} shows no example"
 
 
-@pytest.mark.parametrize("name", ["Sparse24Array", "NMArray", "HybridArray"])
+# How torch passes packed tensors on; their page lists the methods that are for users.
+OF_THE_BRIDGE = {"torch.Sparse24Tensor", "torch.Quantised24Tensor"}
+
+
+def methods_of(kind):
+    """The public methods of a class and its bases here, with what is said of each."""
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("sparse24.")]
+    for name in {name for base in ours for name in vars(base) if not name.startswith("_")}:
+        method = getattr(kind, name)
+        text = inspect.getdoc(method) if inspect.isroutine(method) else None
+        if text is not None:
+            others = re.findall(r"see `(\w+)`", text)
+            yield name, method, " ".join([text, *(getattr(kind, x).__doc__ for x in others)])
+
+
+def test_every_public_method_names_what_it_takes():
+    """In its own words, in those of its class, or of the method that it refers to."""
+    seen = 0
+    for name, kind in public(inspect.isclass).items():
+        if issubclass(kind, Exception) or name in OF_THE_BRIDGE:
+            continue
+        bases = [base for base in kind.__mro__ if base.__module__.startswith("sparse24.")]
+        whole = " ".join(base.__doc__ or "" for base in bases)
+        for method, function, text in methods_of(kind):
+            taken = inspect.signature(function).parameters.keys() - {"self"}
+            missing = taken - set(re.findall(r"\w+", f"{whole} {text}"))
+            assert not missing, f"{name}.{method} does not name {missing}"
+            seen += 1
+    assert seen > 100
+
+
+def test_every_public_property_says_what_it_is():
+    """Sphinx leaves out one that has no words; the attributes of its class may have them."""
+    for name, kind in public(inspect.isclass).items():
+        told = documented(inspect.getdoc(kind) or "", "Parameters", "Attributes")
+        for attribute, home in inspect.getmembers(kind, lambda x: isinstance(x, property)):
+            known = attribute.startswith("_") or name in OF_THE_BRIDGE or attribute in told
+            assert known or inspect.getdoc(home), f"{name}.{attribute} says nothing"
+
+
+@pytest.mark.parametrize("name", ["Sparse24Array", "Quantised24Array", "NMArray", "HybridArray"])
 def test_every_array_class_says_what_waits_for_the_gpu(name):
     kind = getattr(sparse24, name)
     words = " ".join((inspect.getdoc(kind) or "").split())

@@ -113,7 +113,7 @@ assert (loaded["weight"].toarray() == pruned).all()
 # Where to go next
 # ----------------
 # - Is it faster for your shapes?  :doc:`/how_to/when_24_pays` predicts and measures it.
-# - :doc:`/how_to/products` has all options of a product: ``out=``, 8-bit types, streams and graphs.
+# - :doc:`/how_to/products` has all options of a product: ``out=``, 8 and 4 bits, streams, graphs.
 # - One command converts a whole checkpoint: :doc:`/how_to/checkpoints`.
 # - Masks that cost less accuracy: :doc:`/gallery/03_better_than_magnitude`, and with training
 #   :doc:`/gallery/04_sparse_training`.

@@ -57,7 +57,7 @@ class LayerWiseAdapter:
         check_share(self.reach, "reach")
 
     def observe(self, memory: Memory, gradient) -> Memory:
-        """Fold a gradient into the statistics, a 0-d array on its device, unless it overflowed."""
+        """The `memory` with a gradient in its mean square, a 0-d array, unless it overflowed."""
         xp = namespace(gradient)
         square = working(gradient) * working(gradient)
         mean = tree_sum(xp.reshape(square, (-1,))) / max(1, math.prod(gradient.shape))

@@ -151,6 +151,7 @@ class AsyncScheduler:
 
     @property
     def frozen(self) -> bool:
+        """Whether the masks stay as they are, after `freeze`."""
         return self._ahead.frozen
 
     @property
@@ -166,7 +167,7 @@ class AsyncScheduler:
     def step(self, gradients=None, *, weights=None) -> dict[str, Any]:
         """Hand over a snapshot and return the masks to use at this step.
 
-        Takes what `MaskScheduler.step` takes.
+        Takes `weights` and `gradients` as `MaskScheduler.step` does.
         """
         if self._closed:
             raise ArgumentError(
@@ -232,7 +233,7 @@ class AsyncScheduler:
         return saved
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Go on where `saved` was taken, by `state_dict`."""
         schedule_state.check(saved)
         whole = {"in_use", "in_use_updated", "waiting", "events"} <= saved.keys()
         waiting = saved["waiting"] if whole else ()

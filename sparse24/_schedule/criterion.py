@@ -56,6 +56,25 @@ class Observation:
 class Criterion:
     """Base of all criteria.
 
+    A subclass has a `score`.  If it learns from steps between updates, ``remembers`` is True and
+    `observe` keeps what it learns.
+
+    Attributes
+    ----------
+    needs : tuple of str
+        What it reads: ``"weight"`` (the default), ``"gradient"`` or both.
+    remembers : bool
+        Whether `observe` sees every step and micro-batch.
+
+    Notes
+    -----
+    `memory` is a dictionary of arrays, what all parts of the recipe remember of one layer.  Return
+    a new one with the keys of the other parts; a saved state holds it.
+
+    `seen` is what is known of the layer at a step: its ``name``, ``weight`` and ``gradient``, each
+    None if it was not given, its ``mask`` so far, the ``step``, and the ``seed`` of the scheduler.
+    ``seen.like`` is one of these arrays, for its shape, library and device.
+
     Examples
     --------
     >>> from dataclasses import dataclass
@@ -69,19 +88,39 @@ class Criterion:
     >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), Smallest())
     >>> schedule.MaskScheduler(recipe).step(weights={"w": np.array([[1.0, -4.0, 2.0, 3.0]])})["w"]
     array([[ True, False,  True, False]])
+
+    With a memory, of the magnitudes since the last update:
+
+    >>> @dataclass(frozen=True)
+    ... class Summed(schedule.Criterion):
+    ...     remembers = True
+    ...     def observe(self, memory, seen):
+    ...         return {**memory, "summed": memory.get("summed", 0) + abs(seen.weight)}
+    ...     def score(self, memory, seen):
+    ...         return memory["summed"]
+    ...     def forget(self, memory):
+    ...         return {key: value for key, value in memory.items() if key != "summed"}
+    ...
+    >>> scheduler = schedule.MaskScheduler(schedule.Recipe(schedule.OneShot(0.5, at=2), Summed()))
+    >>> early, late = np.array([[9.0, 0.0, 0.0, 1.0]]), np.array([[0.0, 2.0, 3.0, 1.0]])
+    >>> for weight in (early, early, late):
+    ...     mask = scheduler.step(weights={"w": weight})["w"]
+    ...
+    >>> mask
+    array([[ True, False,  True, False]])
     """
 
     needs: tuple[str, ...] = ("weight",)
-    remembers = False  # True: `observe` must see every step, not only those that update
+    remembers = False
 
     def observe(self, memory: Memory, seen: Observation) -> Memory:
-        """What to remember after a step or a micro-batch."""
+        """The `memory` after a step or a micro-batch, of which `seen` tells."""
         return memory
 
     def score(self, memory: Memory, seen: Observation) -> Any:
-        """Scores of the shape of the weight."""
+        """Scores of the shape of the weight, by `memory` and `seen`; the highest are kept."""
         raise NotImplementedError
 
     def forget(self, memory: Memory) -> Memory:
-        """What is left of the memory after an update of the masks."""
+        """What is left of `memory` after an update of the masks."""
         return memory

@@ -68,6 +68,17 @@ def fill(weights: Mapping[str, float], sizes, total: float, low, high) -> dict[s
 class Distribution:
     """Base of all distributions.
 
+    A subclass has `shares`; ``needs``, ``remembers``, `memory` and `seen` are those of a
+    `Criterion`, but ``needs`` is empty by default.
+
+    Attributes
+    ----------
+    even : bool
+        Whether all layers that it makes sparse can have the sparsity of the schedule, as patterns
+        of one sparsity need.
+    patterns : tuple of str
+        Patterns for names of layers that it treats otherwise; each must match one.
+
     Examples
     --------
     >>> from dataclasses import dataclass
@@ -83,21 +94,33 @@ class Distribution:
 
     needs: tuple[str, ...] = ()
     remembers = False
-    even = False  # True: layers may all have the schedule's sparsity, as fixed patterns need
-    patterns: tuple[str, ...] = ()  # of the names of layers that are treated otherwise
+    even = False
+    patterns: tuple[str, ...] = ()
 
     def observe(self, memory: Memory, seen: Observation) -> Memory:
-        """What to remember of a layer after a step or a micro-batch."""
+        """The `memory` of a layer after a step or a micro-batch, of which `seen` tells."""
         return memory
 
     def agreed(self, memory: Memory, reduce: Reduce) -> Memory:
-        """What `shares` reads of a layer's memory, made equal on all ranks."""
+        """What `shares` reads of a layer's `memory`, made equal on all ranks by `reduce`."""
         return memory
 
     def shares(
         self, sparsity: float, shapes: Shapes, memory: Mapping[str, Memory], most: float = 1.0
     ) -> dict[str, float]:
-        """Sparsity of each layer, `most` at the most."""
+        """The sparsity of each layer, `most` at the most, for one of all together.
+
+        Parameters
+        ----------
+        sparsity : float
+            What the schedule asks for.
+        shapes : mapping of str to tuple of int
+            The layers.
+        memory : mapping of str to dict
+            What is remembered of each.
+        most : float, default 1
+            The highest that the pattern can have.
+        """
         raise NotImplementedError
 
 

@@ -23,6 +23,9 @@ from sparse24._schedule.criterion import Memory, Observation
 class Grower:
     """Base of all growers.
 
+    A subclass has a `share` and a `score`; ``needs``, ``remembers``, `memory` and `seen` are those
+    of a `Criterion`, but ``needs`` is empty by default.
+
     Examples
     --------
     >>> from dataclasses import dataclass
@@ -50,11 +53,11 @@ class Grower:
         raise NotImplementedError
 
     def observe(self, memory: Memory, seen: Observation) -> Memory:
-        """What to remember of a layer after a step or a micro-batch."""
+        """The `memory` of a layer after a step or a micro-batch, of which `seen` tells."""
         return memory
 
     def score(self, memory: Memory, seen: Observation):
-        """Growth scores of the shape of the weight."""
+        """Scores of the shape of the weight, by `memory` and `seen`; the highest come back."""
         raise NotImplementedError
 
 

@@ -72,10 +72,12 @@ class MaskScheduler:
 
     @property
     def masks(self) -> dict[str, Any]:
+        """The masks in use, by layer; empty before there are layers."""
         return {} if self.state is None else dict(self.state.masks)
 
     @property
     def frozen(self) -> bool:
+        """Whether the masks stay as they are, after `freeze`."""
         return self.state is not None and self.state.frozen
 
     def start(self, weights) -> None:
@@ -131,7 +133,10 @@ class MaskScheduler:
         return dict(masks)
 
     def observe(self, gradients=None, *, weights=None) -> None:
-        """Show a micro-batch to criteria that accumulate, without ending the step."""
+        """Show a micro-batch to criteria that accumulate, without ending the step.
+
+        Takes `weights` and `gradients` as `step` does.
+        """
         weights, gradients = self._named(weights, gradients)
         state = self._begun(weights, gradients)
         self._go_on(core.observe(state, weights=weights, gradients=gradients))
@@ -184,7 +189,7 @@ class MaskScheduler:
         return schedule_state.to_dict(self._started())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load a saved state; before the first step this takes effect when the layers are known."""
+        """Load what `state_dict` gave, `saved`; if layers are not known yet, once they are."""
         schedule_state.check(saved)
         if self.state is None:
             self._pending = dict(saved)

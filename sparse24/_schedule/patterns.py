@@ -42,6 +42,18 @@ class Turnover:
 class Pattern:
     """Base of all patterns.
 
+    A subclass has `kept` and `choose`; `pool`, `units_of` and `expand` only if its units are not
+    single elements.
+
+    Attributes
+    ----------
+    grows : bool
+        Whether it can follow a grower, so that `choose` gets a turnover.
+    fixed : bool
+        Whether it has only one sparsity, besides 0.
+    most : float
+        The highest sparsity that a layer can have.
+
     Examples
     --------
     >>> from dataclasses import dataclass
@@ -61,42 +73,53 @@ class Pattern:
            [0, 1, 0, 1]])
     """
 
-    grows = True  # False: the pattern cannot follow a grower
-    fixed = False  # True: it has one sparsity, besides 0
-    most = 1.0  # the highest sparsity that any layer can have
+    grows = True
+    fixed = False
+    most = 1.0
 
     def check(self, sparsity: float) -> None:
-        """Raise `PatternError` if the pattern cannot have this sparsity."""
+        """Raise `PatternError` if the pattern cannot have this `sparsity`."""
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise `ShapeError` if matrices of this shape cannot have the pattern."""
+        """Raise `ShapeError` if matrices of this `shape` cannot have the pattern."""
 
     def kept(self, shape: tuple[int, ...], sparsity: float) -> int:
-        """Exact number of elements that a mask keeps."""
+        """Exact number of elements that a mask of this `shape` and `sparsity` keeps."""
         raise NotImplementedError
 
     def pool(self, scores: Array) -> Array:
-        """Scores of the units."""
+        """Scores of the units, by the `scores` of the elements."""
         return ranked(scores)
 
     def units_of(self, mask: Array) -> Array:
-        """The units that a mask of this pattern keeps."""
+        """The units that a `mask` of this pattern keeps."""
         return mask
 
     def choose(self, units: Array, sparsity: float, turnover: Turnover | None = None) -> Array:
-        """Boolean choice among the units."""
+        """Boolean choice among the units.
+
+        Parameters
+        ----------
+        units : array
+            Their scores, as `pool` gives them.
+        sparsity : float
+            The share of zeros.
+        turnover : optional
+            Of a grower: ``active``, the units in use; ``growth``, the scores by which others come
+            back; ``share``, the share of the units in use to replace.
+        """
         raise NotImplementedError
 
     def expand(self, chosen: Array, shape: tuple[int, ...]) -> Array:
-        """Mask of the elements."""
+        """Mask of the elements of a layer of this `shape`, of which the units are `chosen`."""
         return chosen
 
     def of_magnitudes(self, weight: Array) -> Array | None:
-        """The mask of the largest magnitudes in one fused pass, where there is one."""
+        """The mask of the largest magnitudes of `weight` in one fused pass, where there is one."""
         return None
 
     def mask(self, scores: Array, sparsity: float) -> Array:
-        """The best mask of these scores, without a grower."""
+        """The best mask of these `scores` with this `sparsity`, without a grower."""
         self.check(sparsity)
         self.check_shape(scores.shape)
         if sparsity == 0:

@@ -146,7 +146,7 @@ class Phases(Schedule):
         return None if last is None else last + sum(length or 0 for length, _ in self.parts[:-1])
 
     def with_init(self, init_sparsity: float):
-        """The phases with another start of the first one, if that is a ramp that names none."""
+        """The phases from `init_sparsity`, if the first one is a ramp that names no start."""
         length, first = self.parts[0]
         if not hasattr(first, "with_init"):
             return self

@@ -241,10 +241,11 @@ class State:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Of all layers."""
         return tuple(self.shapes)
 
     def due(self, number: int) -> bool:
-        """True if a group's masks are to be chosen anew, now or at once when it thaws."""
+        """True if the masks of group `number` are to be chosen anew, now or once it thaws."""
         return number in self.missed or self.groups[number][0].schedule.updates(self.step)
 
     @property

@@ -132,7 +132,7 @@ class _Ramp(Schedule):
 
     @staticmethod
     def curve(progress: float) -> float:
-        """From (0, 0) to (1, 1)."""
+        """The share of the ramp that is climbed after this share of its steps, `progress`."""
         return progress
 
     def sparsity(self, step):
@@ -156,7 +156,7 @@ class _Ramp(Schedule):
         return self.stop
 
     def with_init(self, init_sparsity: float):
-        """The same ramp from another start, unless it already names one."""
+        """The same ramp from `init_sparsity`, unless it already names a start."""
         if self.init_sparsity is not None:
             return self
         return replace(self, init_sparsity=init_sparsity)

@@ -116,13 +116,26 @@ class Telemetry:
         ]
 
     def column(self, key: str, name: str | None = None) -> list[Any]:
-        """One column, of one layer or of all."""
+        """The values of one column, in order.
+
+        Parameters
+        ----------
+        key : str
+            Its name in the CSV file, such as ``"flip_rate"``.
+        name : str, optional
+            Of a layer; by default all.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such column.
+        """
         if key not in COLUMNS:
             raise ArgumentError(f"key must be one of {', '.join(COLUMNS)}, got {key!r}")
         return [row[key] for row in self.rows if name in (None, row["name"])]
 
     def to_csv(self, path: str | Path) -> None:
-        """Write all rows to a regular file; what stops it leaves that as it was before."""
+        """Write all rows to a regular file, `path`; what stops it leaves that as it was before."""
         with _whole_files.replacing(path) as fresh, open(fresh, "w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
@@ -131,7 +144,8 @@ class Telemetry:
     def plot(self, axes=None):
         """Sparsity and flip rate over the steps, one line a layer; returns the two Axes.
 
-        Without matplotlib it is an `UnsupportedError`.
+        They are those given as `axes`, or of a new figure.  Without matplotlib it is an
+        `UnsupportedError`.
         """
         if axes is None:
             _, axes = pyplot().subplots(2, 1, sharex=True, figsize=(7, 5), layout="constrained")

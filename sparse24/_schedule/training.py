@@ -192,6 +192,7 @@ class DecayFactorSearch:
 
     @property
     def done(self) -> bool:
+        """Whether the search has seen all the flip rates that it needs."""
         return len(self._rates) >= len(self._order) * self.steps_each
 
     @property
@@ -200,7 +201,7 @@ class DecayFactorSearch:
         return self.factor if self.done else self._order[len(self._rates) // self.steps_each]
 
     def feed(self, flip_rate: float) -> None:
-        """The flip rate of one step trained with `trial`."""
+        """Take the `flip_rate` of one step that was trained with `trial`."""
         rate = _check.number(flip_rate, argument="flip_rate")
         if not 0 <= rate < math.inf:
             raise ArgumentError(f"flip_rate must be a number >= 0, got {flip_rate!r}")

@@ -152,7 +152,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
 
     @classmethod
     def from_dense(cls, layer: torch.nn.Linear, **options) -> SparseLinear:
-        """A sparse layer that shares the parameters of a `torch.nn.Linear`."""
+        """A sparse layer, by `options` of the class, that shares the parameters of a dense one."""
         for name in options:
             _check.one_of(name, OPTIONS, argument="an option of SparseLinear")
         torch_state.check_dense(layer)
@@ -215,6 +215,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         check_activation(self.sparse, self.rule, mask)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The outputs (..., m) of inputs `x` (..., k)."""
         way, learns = self._way_of_pass(), torch.is_grad_enabled()
         if way == "dense":
             return unpruned(x, self.weight, self.bias)
