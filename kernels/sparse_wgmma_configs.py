@@ -33,7 +33,7 @@ class Config:
     pingpong : bool
         Warpgroups take tiles in turn instead of sharing them.
     in_flight : bool
-        Keep a group of instructions running from one atom of k to the next.
+        Keep a group of instructions running from one slice of k (``sparse_wgmma.cu``) to the next.
     parts : int
         Blocks of a cluster that share every tile along k: for few tiles.
     blocks : int

@@ -8,6 +8,8 @@
 // Rounds to nearest even, once; integers and fp8 saturate.  Types narrower than float32 are made of float32, to which a
 // float64 element is rounded to odd before.
 //
+// Macros: ELEMENT OUTPUT VECTOR.
+//
 // Reference: reference.to_dtype.  Launcher: kernels/cast.py.
 #include "narrow.cuh"
 #include "numeric.cuh"

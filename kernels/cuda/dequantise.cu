@@ -6,7 +6,8 @@
 //   packed [batch, K atoms, M atoms, 1024]         the codes, in the order for 16-bit elements      (written)
 //
 // A warp takes a brick.  What it stores at a time are four whole rows of the brick, 128 bytes each: eight elements of a
-// lane.  The lanes of a row read the same 16 or 32 bytes for that.  Behind the last row block an atom gets legal codes.
+// lane.  For that the eight lanes of a row read 16 bytes each, of which four lanes (BITS 4) or two (BITS 8) share the
+// same.  Behind the last row block an atom gets legal codes.
 //
 // Macros: OUTPUT, a type of 16 bits, and BITS.
 //

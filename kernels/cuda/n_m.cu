@@ -17,7 +17,7 @@
 // GROUP (GROUP - 1) / 2 comparisons.  prune_24, for 2:4 by magnitude, compares all groups of a
 // thread at once, as lanes of words (lanes.cuh).
 //
-// Macros: ELEMENT GROUP KEEP BY_ROWS; and for prune SPAN VECTOR ONE_ROW SCORED SCORE WRITE_DENSE WRITE_MASK.
+// Macros: ELEMENT GROUP KEEP BY_ROWS ONE_ROW; and for prune SPAN VECTOR SCORED SCORE WRITE_DENSE WRITE_MASK.
 // Reference: reference.prune_n_m, compress_n_m, decompress_n_m.  Launcher: kernels/n_m.py.
 #include "piece.cuh"
 #include "score_key.cuh"

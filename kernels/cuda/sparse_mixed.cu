@@ -1,18 +1,19 @@
 // sparse_mixed: out (m, n) = epilogue(A (m, k; 2:4) @ b (k, n)) on the sparse tensor cores of Hopper, where elements of
 // b have 16 bits and those of A fewer, which become such of b's type.
 //
-//   values  [batch, m, k/2]                  8-bit elements, rows on 16-byte boundaries           (read)
+//   values  [batch, m, k/2]                  8-bit elements, rows on 16-byte boundaries           (read, without BITS)
 //   packed  [batch, atoms_k, atoms_m, 1024]  codes in atoms of 64x128, those of 8-bit elements    (read)
 //           [batch, row blocks, atoms_k, bytes]  or, with BITS, bricks of a quantised A           (read)
 //   b       [batch, k, n]                    k or n contiguous                                    (read)
 //   out     [batch, m, n]                    any strides; fastest with m or n contiguous          (written)
 //
 // The kernel works as sparse_wgmma.cu does, with its tiles, its order of tiles, its blocks that share a tile along k
-// and its way to the result.  But A does not go from shared memory to the tensor cores: each thread loads what its
-// fragment is made of, widens that, and passes registers.  It does so for one stage while the instructions of the stage
-// before still run.
+// and its way to the result.  A block has CONSUMERS warpgroups, each of which multiplies BLOCK_M / CONSUMERS rows of a
+// tile, and behind them a warpgroup of which one thread, the producer, asks the TMA for what they read.  But A does not
+// go from shared memory to the tensor cores: each thread loads what its fragment is made of, widens that, and passes
+// registers.  It does so for one stage while the instructions of the stage before still run.
 //
-// A slice is 128 columns of A, an atom of metadata or a brick, and has two stages of b.
+// A stage is BLOCK_K rows of b, a slice 128 columns of A: an atom of metadata or a brick.  So a slice has two stages.
 //
 // Shared memory, from the start; everything that is swizzled begins at a multiple of 1024 bytes:
 //
@@ -21,14 +22,16 @@
 //   output buffers     STAGING for each consumer (hopper_store.cuh)
 //   barriers           full ones, then empty ones of all stages (hopper_pipeline.cuh), and one of ClusterSums
 //
-// A slot is filled with the first stage of its slice and read until the last one.  It is refilled kSlots slices later,
-// which is more than STAGES stages after its last one began: the producer has then waited until that was given back.
+// A slot is filled with the first stage of its slice, on that stage's barrier, and read until the last one.  It is
+// refilled kSlots slices later, at least STAGES stages after its last one: the producer has then waited until that was
+// given back.
 //
 // Ragged edges are those of sparse_wgmma.cu.
 //
-// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS K_PARTS B_ROW_MAJOR OUT_ROW_MAJOR
-// OUT_BULK STAGING EPILOGUE ACTIVATION, as in sparse_wgmma.cu, with BLOCK_K 64, CLUSTER 1 and PIECES 1; STORED, the type
-// of A in memory, which is multiplied as ELEMENT; BITS, of a quantised A, or 0.
+// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS PIECES B_ROW_MAJOR
+// OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION, as in sparse_wgmma.cu, with BLOCK_K 64, CLUSTER 1 and PIECES 1;
+// ELEMENT, as which A is multiplied, is B_ELEMENT; BITS, of a quantised A, or 0; STORED, without BITS the type of A in
+// memory.
 // Tiles and their choice: kernels/sparse_mixed_plan.py.
 //
 // Reference: reference.matmul, of a quantised A behind reference_quantised.dequantise.
@@ -58,7 +61,7 @@ constexpr int kRowBlocks = BLOCK_M / (64 * CONSUMERS);   // 64-row blocks of a w
 constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
 constexpr int kThreads = kProducer + 128;
 
-// As in sparse_wgmma.cu.
+// As in sparse_wgmma.cu where a thread has many sums, and here always: fragments take registers, too.
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? 160 : 232;
 constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : 40;
 constexpr bool kDealRegisters = CONSUMERS > 1 && BLOCKS == 1;
@@ -68,7 +71,8 @@ constexpr u32 kStageBytes = BLOCK_N * kLine;
 constexpr int kSlots = STAGES / kParts + 1;
 
 // What instructions read of the registers of a thread, for a stage.  They do so while they run, and the compiler does
-// not know that; `hold`, placed after the wait for them, keeps the registers until then.
+// not know that; `hold`, placed after the wait for them, keeps the registers until then.  The last stage of a tile has
+// none: that nothing overwrites its registers tests/test_compile_checks.py sees in the machine code.
 struct Fragments {
     u32 a[kRowBlocks][kSteps][4], codes[kRowBlocks][kSteps];
 
@@ -133,7 +137,7 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     result.finish();
 }
 
-// Puts legal codes into all slots, because those past the last row of A are never fetched.
+// Fills all slots with legal codes, wherever they have codes, because those past the last row of A are never fetched.
 __device__ inline void clear_codes(u32 shared) {
     for (u32 i = threadIdx.x * 4; i < kSlots * kSlotBytes; i += kThreads * 4)
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kSlotsAt + i), "r"(0x44444444u) : "memory");

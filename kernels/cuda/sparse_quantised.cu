@@ -6,7 +6,7 @@
 //   out    [batch, m, n]                       any strides                                      (written)
 //
 // The time is that of reading A.  Blocks and warps work as decode_producer.cuh and decode_blocks.cuh say, and multiply as
-// brick_multiply.cuh does.  What a tile reads of A lies together but for blocks of 16 rows, so a stage comes by a bulk copy for each.
+// brick_multiply.cuh does.  What a stage has of a block of 16 rows lies together in memory, so it comes by a bulk copy.
 //
 // Shared memory: STAGES stages of bricks and b, WARPS_K tiles of sums, and the barriers of hopper_pipeline.cuh.
 //

@@ -10,6 +10,8 @@
 // take neighbouring columns.  Lines in shared memory are 33 words apart.  So the words of the two lines that a warp
 // reads at once lie in different banks (4-byte elements: there are twice as many words, of which some share a bank).
 //
+// Macros: BYTES, of an element: 1, 2 or 4.
+//
 // Reference: reference.transpose.  Launcher: kernels/transpose.py.  Memory-bound.
 #include "programmatic.cuh"
 

@@ -1,11 +1,11 @@
 // cluster_sums: how the K_PARTS blocks of a cluster, each of which has multiplied a part of k, add up their sums of one
 // tile.
 //
-// Chunks of the tile (64 rows by kChunk columns) are dealt to the blocks in turn.  Once no block needs its ring of
-// stages any more (`meet`), each sends its sums of the other blocks' chunks to their owners, where they take the ring's
-// place (`give`, by st.async).  An owner's barrier, of one phase, counts the bytes (`await`).  It adds what it has
-// received to its own sums, in the order of the ranks: the same launch gives the same bits.  A block may then end: all
-// that is sent to it has arrived, and what it sends goes to blocks that wait for it.
+// Chunks of the tile (64 rows by kChunk columns) are dealt to the blocks in turn.  Once no block needs what it has
+// fetched any more (`meet`), each sends its sums of the other blocks' chunks to their owners, where they take the place
+// of the ring of stages (`give`, by st.async).  An owner's barrier, of one phase, counts the bytes (`await`).  It adds
+// what it has received to its own sums, in the order of the ranks: the same launch gives the same bits.  A block may
+// then end: all that is sent to it has arrived, and what it sends goes to blocks that wait for it.
 // Source: PTX ISA, st.async.
 #pragma once
 #include "hopper_store.cuh"
@@ -19,7 +19,8 @@ template <int row_blocks, int consumers> class ClusterSums {
   public:
     static constexpr u32 bytes = (K_PARTS - 1) * kOwned * kBytes;
 
-    // `room`: `bytes` of shared memory, the ring's; `barrier`: 8 bytes of its own.
+    // `room`: `bytes` of shared memory, those of the ring and, in sparse_mixed.cu, of its slots; `barrier`: 8 bytes of
+    // its own.
     __device__ ClusterSums(u32 room, u32 barrier, u32 rank) : room_(room), barrier_(barrier), rank_(rank) {}
 
     __device__ void init() const {  // by one thread, before a cluster barrier

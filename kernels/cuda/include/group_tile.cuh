@@ -8,7 +8,7 @@ static_assert(B_COLUMN);
 
 // `s` has the m rows of the result; the columns of the group end at s.n.
 struct GroupTile {
-    const char *values, *meta, *b;  // of the group, from the tile's first row and column on
+    const char *values, *meta, *b;  // of the group; A from the tile's first row on, b from its first column on
     int first_row, first_column;    // of the result
 
     GroupTile(const char* values, const char* meta, const char* b, const Shape& s, const Work& work)

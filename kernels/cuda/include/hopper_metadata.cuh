@@ -36,7 +36,8 @@ __device__ inline u32 metadata_offset() {
 // soon as the instruction has been issued (seen in machine code, and in wrong sums).  So a set of words is loaded anew
 // only after the group of instructions that takes it has been waited for.  `hold`, placed after that wait, is a use
 // that keeps the registers until then.  (It combines the words.  The compiler could do that before the wait, and free
-// them; tests/test_compile_checks.py sees in the machine code that it does not.)
+// them; tests/test_compile_checks.py sees in the machine code that it does not.  For words that no `hold`
+// follows, as the last ones of a tile, the test alone tells it.)
 template <int count, int atoms = 1> struct Metadata {
     u32 words[count][2 * atoms];
 

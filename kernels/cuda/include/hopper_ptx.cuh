@@ -3,8 +3,8 @@
 // Addresses of type u32 are those of shared memory.  All statements but mapa are volatile, so the compiler keeps their
 // order; a memory clobber also keeps ordinary loads and stores from crossing them.
 //
-// Source: PTX ISA 8.1 and later, sections on mbarrier, cp.async.bulk and cp.async.bulk.tensor, st.async,
-// barrier.cluster, mapa, stmatrix, setmaxnreg.
+// Source: PTX ISA 8.1 and later, sections on elect.sync, barrier.cluster, mapa, bar, setmaxnreg, mbarrier, fence,
+// st.async, cp.async.bulk and cp.async.bulk.tensor, prefetch, stmatrix, ld and st.
 #pragma once
 
 using u16 = unsigned short;

@@ -1,4 +1,5 @@
 // mixed_bricks: a slice of a quantised A, for sparse_mixed.cu: the bricks of its rows (bricks.cuh), one after the other.
+// In memory the bricks of the next 16 rows are atoms_k further, so each comes by a bulk copy of its own.
 //
 // Integers become elements of the type of b, rounded as those of a dequantised matrix are (dequantise.cu).
 #pragma once
@@ -7,7 +8,7 @@
 #include "tile_source.cuh"
 
 constexpr int kBricks = BLOCK_M / kBrickRows;                          // of a slice
-constexpr u32 kSlotBytes = (kBricks * kBrick + 1023) / 1024 * 1024;
+constexpr u32 kSlotBytes = (kBricks * kBrick + 1023) / 1024 * 1024;    // a swizzle may begin behind it
 
 // Where slices come from; atoms_m of the shape counts blocks of rows.
 class Weight {
@@ -32,7 +33,7 @@ class Weight {
     const Shape& shape_;
 };
 
-// What a lane loads of a slot.
+// What a lane loads of a slot for rows g and g + 8 of the 16 rows that its warp has of each 64.
 class Slice {
   public:
     __device__ explicit Slice(int first_row) {
@@ -52,7 +53,7 @@ class Slice {
     }
 
   private:
-    // Row g, or g + 8 if `half` is 1, of the steps of a stage.
+    // Row g, or g + 8 if `half` is 1, of the steps of a stage.  With BITS 4 one word has both steps.
     template <int part, int half> __device__ void load_row(u32 (&a)[kSteps][4], u32 brick) const {
         const u32 row = g_ + 8 * half;
         const float factor = __uint_as_float(load_shared(brick + kFactorsAt + 4 * row));

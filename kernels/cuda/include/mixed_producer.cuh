@@ -47,7 +47,7 @@ class Producer {
     }
 
   private:
-    // Wait for the first stage of a slice, and fetch A for the slice.
+    // Wait for the first stage of a slice, announce its bytes, those of b included, and fetch A for the slice.
     __device__ void fetch_a(const TileSource& tile, const Work& work, int slice, int slot,
                             const typename Ring::Position& at) const {
         const u32 barrier = ring_.acquire(at, weight_.bytes(tile, work) + tile.columns * kLine);

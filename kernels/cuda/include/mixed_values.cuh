@@ -39,7 +39,7 @@ class Weight {
     const Shape& shape_;
 };
 
-// What a lane loads of a slot.
+// What a lane loads of a slot.  `first_row`: of the rows of a tile, the first of its warpgroup.
 class Slice {
   public:
     __device__ explicit Slice(int first_row) {

@@ -2,7 +2,12 @@
 //
 // Counted in bytes, 8-bit and 16-bit elements have the same fragments: one mma.sp takes 16 rows x 32 stored bytes of A,
 // 64 bytes of K x 8 columns of B, and gives 16 x 8 sums.  With ::ordered_metadata the two places of a code must ascend,
-// as they always do here; without it the instruction may be much slower (PTX ISA).
+// as they always do here; without it the instruction may be much slower (PTX ISA).  Lane t of quad g holds
+//
+//   word i of A   stored bytes 4 t to 4 t + 3, and with i > 1 those 16 further, of row g, or g + 8 if i is odd
+//   word i of B   bytes 16 i + 4 t to 16 i + 4 t + 3 along K, of column g
+//   sum i         row g, or g + 8 if i > 1, and column 2 t + i % 2
+//
 // Source: PTX ISA, mma.sp::ordered_metadata, cp.async, ldmatrix, mapa, barrier.cluster.
 #pragma once
 #include "numeric.cuh"

@@ -17,7 +17,7 @@
 // rows of a span lie together.  A span is cut into 16-byte chunks, whose place is XORed with the
 // row, so that ldmatrix has no bank conflicts.  This is also the 128-byte swizzle of warpgroup
 // instructions (the 64- or 32-byte one, if rows have only so many bytes).
-// What lies outside the matrices is read as zeros, so every shape is right.
+// What lies outside the matrices is read as zeros, with any legal codes, so every shape is right.
 #pragma once
 #include "mma_sp.cuh"
 #include "shape.cuh"

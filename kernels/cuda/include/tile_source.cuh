@@ -1,4 +1,6 @@
 // tile_source: what a tile of sparse_wgmma.cu or sparse_mixed.cu reads, and how b comes to shared memory.
+//
+// Included behind their TensorMaps, Shape and constants, and tile_scheduler.cuh.
 #pragma once
 
 // Where A and b come from.
@@ -7,11 +9,12 @@ struct Sources {
     const unsigned char* packed;
 };
 
-// What a tile reads: through which maps, from where, and how many bytes arrive in a stage.
+// What a tile reads: through which maps, from where, and how many bytes of A and b arrive in a stage.  (The last is not
+// for sparse_mixed.cu, in which A comes slice by slice.)
 struct TileSource {
     const TensorMap &values, &b;
     int m0, n0, a_batch, b_batch;
-    int rows, columns;  // of A and b; of b a multiple of what one box brings
+    int rows, columns;  // that are fetched of A and b: whole boxes, for the last tiles, too
     u32 bytes;
 };
 

@@ -4,7 +4,8 @@
 //
 //   word i of lane (g, t)   stored elements 2 t and 2 t + 1, and with i > 1 those 8 further, of row g, or g + 8 if i is odd
 //
-// The codes are those of lanes 0 and 1 of a quad, as with selector 0 in hopper_metadata.cuh.
+// The codes are those of lanes 0 and 1 of a quad, as with selector 0 in hopper_metadata.cuh; those of the other lanes
+// are not read.  k or n is contiguous in b, which comes by a descriptor.
 // Source: PTX ISA, wgmma.mma_async.sp, register fragments.
 #pragma once
 #include "wgmma_sp.cuh"
