@@ -1,11 +1,16 @@
 """8-bit weights and 16-bit tokens in `sparse_decode`: products, all byte values, its tiles."""
 
-import numpy as np
 import pytest
-from mixed_cases import PAIRS, assert_every_byte_is_exact, problem, weight
+from mixed_cases import (
+    PAIRS,
+    assert_every_byte_is_exact,
+    assert_same_bits,
+    check_epilogues_and_batches,
+    problem,
+    weight,
+)
 from product_cases import check, problem_of, random_dense
 
-from sparse24._records import Fused
 from sparse24.kernels import sparse_decode
 from sparse24.kernels.sparse_decode_plan import tiles
 
@@ -99,23 +104,10 @@ def test_every_byte_is_widened_exactly(stored, dtype, order, n, wgmma):
 @gpu
 @pytest.mark.parametrize("n", [1, 8, 12, 20, 48, 70])
 def test_epilogues_and_batches(rng, n):
-    a, b = weight(rng, (130, 4096), "int8"), random_dense(rng, (3, 4096, n), "float16")
-    f32 = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
-    for e in (
-        Fused(alpha=0.5 / 64, row_bias=f32(130), activation="relu", upper=6.0),
-        Fused(row_scale=f32(130) / 64, column_bias=f32(n), activation="silu"),
-    ):
-        check(sparse_decode, a, b, "float16", epilogue=e, b_order="column", out_order="column")
-    many = weight(rng, (3, 130, 4096), "int8")
-    check(sparse_decode, many, b, "float32", b_order="column")
+    check_epilogues_and_batches(sparse_decode, rng, n)
 
 
 @gpu
 @pytest.mark.parametrize("n", [8, 64])
 def test_same_bits_each_time(rng, n):
-    a, b = weight(rng, (640, 8192), "int8"), random_dense(rng, (8192, n), "bfloat16")
-    first, *others = (
-        check(sparse_decode, a, b, "float32", b_order="column").get() for _ in range(5)
-    )
-    for other in others:
-        np.testing.assert_array_equal(first, other)
+    assert_same_bits(sparse_decode, rng, n)

@@ -4,10 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
-from mixed_cases import PAIRS, assert_every_byte_is_exact, problem, weight
+from mixed_cases import (
+    PAIRS,
+    assert_every_byte_is_exact,
+    assert_same_bits,
+    check_epilogues_and_batches,
+    problem,
+    weight,
+)
 from product_cases import check, compressed, empty_result, problem_of, random_dense, to_device
 
-from sparse24._records import PLAIN, Fused
+from sparse24._records import PLAIN
 from sparse24.kernels import bricks, reference, sparse_mixed, sparse_wgmma
 from sparse24.kernels import sparse_mixed_plan as plan
 from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
@@ -107,26 +114,13 @@ def test_every_byte_is_widened_exactly(stored, dtype, order, n):
 @gpu
 @pytest.mark.parametrize("n", [8, 70, 300])
 def test_epilogues_and_batches(rng, n):
-    a, b = weight(rng, (130, 4096), "int8"), random_dense(rng, (3, 4096, n), "float16")
-    f32 = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
-    for e in (
-        Fused(alpha=0.5 / 64, row_bias=f32(130), activation="relu", upper=6.0),
-        Fused(row_scale=f32(130) / 64, column_bias=f32(n), activation="silu"),
-    ):
-        check(sparse_mixed, a, b, "float16", epilogue=e, b_order="column", out_order="column")
-    many = weight(rng, (3, 130, 4096), "int8")
-    check(sparse_mixed, many, b, "float32", b_order="column")
+    check_epilogues_and_batches(sparse_mixed, rng, n)
 
 
 @gpu
 @pytest.mark.parametrize("n", [8, 64, 600])
 def test_same_bits_each_time(rng, n):
-    a, b = weight(rng, (640, 8192), "int8"), random_dense(rng, (8192, n), "bfloat16")
-    first, *others = (
-        check(sparse_mixed, a, b, "float32", b_order="column").get() for _ in range(5)
-    )
-    for other in others:
-        np.testing.assert_array_equal(first, other)
+    assert_same_bits(sparse_mixed, rng, n)
 
 
 @gpu

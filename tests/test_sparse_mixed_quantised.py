@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 import numpy as np
 import pytest
-from product_cases import empty_result, result_to_numpy, to_device, tolerance
-from product_cases import on_device as epilogue_on_device
-from quantised_cases import problem, random_matrix, random_stack
+from product_cases import empty_result, to_device
+from quantised_cases import check_product, problem, random_matrix
 
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24._views import View
-from sparse24.kernels import bricks, reference, sparse_mixed, sparse_wgmma
+from sparse24.kernels import bricks, sparse_mixed, sparse_wgmma
 from sparse24.kernels import sparse_mixed_plan as plan
 
 gpu = pytest.mark.gpu
+check = functools.partial(check_product, sparse_mixed, rounded=True)
 pytestmark = pytest.mark.stem("sparse_mixed")
 
 
@@ -64,34 +64,6 @@ def test_launches_by_address_know_how_far_apart_matrices_are(batch):
     assert (shape["atoms_m"], shape["atoms_k"]) == (3, 2)
     assert (shape["a_batched"], shape["b_batched"]) == (len(batch), 1)
     assert shape["packed_batch"] == (3 * 2 * 832 if batch else 0)
-
-
-def check(rng, shape, n, *, bits, dtype, config=None, epilogue=PLAIN, settled=False, **fields):
-    """Multiply, and compare with the product of the elements, rounded; returns the result."""
-    m, k = shape
-    batch = fields.get("batch", 1)
-    if fields.get("a_batched"):
-        record, a = random_stack(rng, (batch, m, k), bits, dtype)
-    else:
-        record, a = random_matrix(rng, shape, bits, dtype)
-    a = a.astype(np.float32).astype(numpy_dtype(dtype))
-    lead = (batch,) if fields.get("b_batched") else ()
-    b = rng.standard_normal((*lead, k, n)).astype(numpy_dtype(dtype))
-    wanted = problem(m, n, k, bits=bits, dtype=dtype, plain=epilogue.is_plain,
-                     activation=epilogue.activation, **fields)  # fmt: skip
-    assert sparse_mixed.refuses(wanted) is None
-    config = config or sparse_mixed.configs(wanted)[0]
-    record = dataclasses.replace(record, settled=settled)
-    held, out = epilogue_on_device(epilogue), empty_result(wanted)
-    dense = to_device(b, order=wanted.b_order, rows_aligned=True)
-    sparse_mixed.prepare(wanted, config, held)(record, dense, out, held)
-    got = result_to_numpy(out, wanted.out_dtype)
-    exact = np.broadcast_to(reference.matmul(a, b), got.shape)
-    want, _ = reference.apply_epilogue(exact, epilogue, wanted.out_dtype)
-    bound = tolerance(a, b, want, wanted.out_dtype) * (1 if epilogue.is_plain else 4)
-    error = np.abs(got.astype(np.float64) - want.astype(np.float64))
-    assert (error <= bound).all(), f"{config.name}: worst {np.nanmax(error)}"
-    return out
 
 
 @gpu

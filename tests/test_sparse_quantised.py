@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 import numpy as np
 import pytest
-from product_cases import empty_result, result_to_numpy, to_device, tolerance
-from product_cases import on_device as epilogue_on_device
-from quantised_cases import problem, random_matrix, random_stack
+from product_cases import result_to_numpy
+from quantised_cases import check_product, problem
 
 from sparse24 import _planner, _widening
 from sparse24._dtypes import OF_16_BITS, numpy_dtype
 from sparse24._explain_gpu import of_quantised
-from sparse24._records import PLAIN, Compressed24, Fused, Operand24
+from sparse24._records import Compressed24, Fused, Operand24
 from sparse24._views import View
-from sparse24.kernels import bricks, reference, sparse_quantised, sparse_tile
+from sparse24.kernels import bricks, sparse_quantised, sparse_tile
 from sparse24.kernels import sparse_quantised_plan as plan
 from sparse24.kernels.decode_tiles import BESIDE, LEAST_STAGES, tiles
 
 gpu = pytest.mark.gpu
+check = functools.partial(check_product, sparse_quantised)
 pytestmark = pytest.mark.stem("sparse_quantised")
 TILES = [  # for 8 bits there is not always room
     (tile, bits)
@@ -121,38 +121,6 @@ def test_rows_of_b_are_turned_where_no_tile_has_their_width(h200):
     for n, copied in ((8, False), (16, False), (5, True), (32, True)):
         chosen = _planner.choose(problem(14336, n, b_order="row"), 0, dense=False)
         assert (chosen.kernel, chosen.variant.stage_b) == ("sparse_quantised", copied)
-
-
-def check(rng, shape, n, *, bits, dtype, config=None, epilogue=PLAIN, b=None, settled=False,
-          **fields):  # fmt: skip
-    """Multiply, and compare with the exact product; returns the result."""
-    import cupy as cp
-
-    m, k = shape
-    lead = (fields["batch"],) if fields.get("b_batched") else ()
-    if fields.get("a_batched"):
-        record, a = random_stack(rng, (fields["batch"], m, k), bits, dtype)
-    else:
-        record, a = random_matrix(rng, shape, bits, dtype)
-    b = rng.standard_normal((*lead, k, n)).astype(numpy_dtype(dtype)) if b is None else b
-    wanted = problem(m, n, k, bits=bits, dtype=dtype, plain=epilogue.is_plain,
-                     activation=epilogue.activation, **fields)  # fmt: skip
-    assert sparse_quantised.refuses(wanted) is None
-    config = config or sparse_quantised.configs(wanted)[0]
-    record = dataclasses.replace(record, settled=settled)
-    held, out = epilogue_on_device(epilogue), empty_result(wanted)
-    dense = to_device(b, order=wanted.b_order, rows_aligned=True)
-    sparse_quantised.prepare(wanted, config, held)(record, dense, out, held)
-    cp.cuda.get_current_stream().synchronize()
-    got = result_to_numpy(out, wanted.out_dtype)
-    exact = np.broadcast_to(reference.matmul(a, b), got.shape)
-    want, _ = reference.apply_epilogue(exact, epilogue, wanted.out_dtype)
-    bound = tolerance(a, b, want, wanted.out_dtype) * (1 if epilogue.is_plain else 4)
-    error = np.abs(got.astype(np.float64) - want.astype(np.float64))
-    known = np.isfinite(want.astype(np.float64))
-    np.testing.assert_array_equal(np.isfinite(got.astype(np.float64)), known)
-    assert (error[known] <= bound[known]).all(), f"{config.name}: worst {np.nanmax(error[known])}"
-    return out
 
 
 @gpu
