@@ -20,6 +20,7 @@ from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 
 from sparse24._errors import UnsupportedError
+from sparse24.kernels import _fenv
 from sparse24.kernels._dispatcher import Dispatcher
 from sparse24.kernels._numba_cache import Cache
 
@@ -160,7 +161,8 @@ def parallel(task: Callable[[int], None], count: int, work: float = float("inf")
 
     Where all tasks together are less `work` than `WAKING`, this thread does them.
     `task` must spend its time in kernels or NumPy, which release the GIL.  Where a
-    task calls `parallel` itself, the inner tasks run on its own thread.
+    task calls `parallel` itself, the inner tasks run on its own thread.  All threads compute in the
+    floating-point environment of this one.
     """
     helpers = min(threads(), count) - 1
     if helpers <= 0 or work < WAKING or getattr(_thread, "busy", False):
@@ -177,10 +179,16 @@ def parallel(task: Callable[[int], None], count: int, work: float = float("inf")
         finally:
             _thread.busy = False
 
+    environment = _fenv.of_this_thread()
+
+    def help_out():
+        _fenv.take_over(environment)
+        drain()
+
     _places.clear()
     futures: list[Future] = []
     try:
-        _ask_workers(drain, helpers, futures)
+        _ask_workers(help_out, helpers, futures)
         drain()
     finally:  # a worker that has not woken up yet has nothing to do any more
         started = [future for future in futures if not future.cancel()]
