@@ -111,11 +111,13 @@ def _is_held(a: Operand24, used: Any) -> bool:
 
 
 def _lies_as_in(a: Operand24, launched: Launched) -> bool:
-    """Whether a product of stacks on a GPU reads an operand where it lies, and has no epilogue."""
+    """Whether a product of stacks reads an operand where it lies, and has no epilogue."""
     used = launched.a
     if not launched.epilogue.is_plain or a.rows is None or not isinstance(used, Compressed24):
         return False
-    return _arrays.is_cupy(used.values) and used.values.data.ptr == a.rows.values.data.ptr
+    if not _arrays.is_cupy(used.values):
+        return _overlap.shares_memory(used.values, a.rows.values)
+    return used.values.data.ptr == a.rows.values.data.ptr
 
 
 def _is_converted(taken: Any, a: Operand24) -> bool:
@@ -266,8 +268,9 @@ def _prepare_on_cpu(
         return Launched(cpu.dense_matmul, _dense_of(a), b, out, epilogue)
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)
     kept = a.dense is not None
+    stacked = len(a.shape) > 2 and not epilogue.is_plain  # others are repeated matrix by matrix
     choice = choice or cpu.choose(
-        a.shape[-2], a.shape[-1], b.shape[-1], dtype.name, kept=kept, stacked=len(a.shape) > 2
+        a.shape[-2], a.shape[-1], b.shape[-1], dtype.name, kept=kept, stacked=stacked
     )
     if choice == "dense" and kept:
         return Launched(cpu.dense_matmul, a.dense, b, out, epilogue)

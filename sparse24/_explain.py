@@ -195,6 +195,9 @@ def _explain_hybrid(a, b, out, call: Call) -> Explanation:
 
 
 def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) -> Explanation:
+    if not from_left and out is None and _product.puts_together(operand, other, call):
+        _product.check_inner(operand.shape, other.shape)
+        other = _product.put_together(other)
     call = _product.with_own_type(call, other)
     with _foreign_streams.stream_of(other):
         matrix, _, _ = _product.taken(other, operand, call, "a" if from_left else "b")
@@ -219,7 +222,7 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     if not laid.types.on_gpu:
         if quantised and _quantised.reads_bricks(laid.a, b, a.dtype, call.algorithm):
             keeps, a = _BRICKS, dataclasses.replace(a, shape=a.shape[-2:])  # one after another
-        told = _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
+        told = _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out, plain=epilogue.is_plain)
         return dataclasses.replace(told, reason=told.reason + keeps)
     problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
     if quantised:
@@ -261,12 +264,17 @@ def _as_multiplied(laid: _product.LaidOut):
     return _batch_axes.flatten(a, b, laid.out, laid.epilogue, laid.out.shape[:-2])
 
 
-def _explain_cpu(a: Operand24, n: int, algorithm: str, kept: bool, way_out: str) -> Explanation:
-    """Explain a product with `n` columns on the CPU, by the type in which `a` is multiplied."""
+def _explain_cpu(
+    a: Operand24, n: int, algorithm: str, kept: bool, way_out: str, *, plain: bool
+) -> Explanation:
+    """Explain a product with `n` columns on the CPU, by the type in which `a` is multiplied.
+
+    `plain` tells that it has no epilogue.
+    """
     from sparse24.kernels import cpu
 
     (m, k), name, stacked = a.shape[-2:], a.dtype.name, len(a.shape) > 2
-    choice = cpu.choose(m, k, n, name, kept=kept, stacked=stacked)
+    choice = cpu.choose(m, k, n, name, kept=kept, stacked=stacked and not plain)
     small = not stacked and cpu.is_small((m, n), k)
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if algorithm != "auto":

@@ -53,6 +53,8 @@ def multiply(
         return _multiply_view(a, x, out, call, plans, from_left=from_left)
     if from_left and _is_stack(x) and _treats_rows_alike(a, call) and _folds(x, out, a):
         return _multiply_rows(a, x, out, call, plans)
+    if not from_left and out is None and puts_together(a, x, call):
+        return _multiply_columns(a, x, plans)
     return _anew(a, x, out, call, plans, key, from_left=from_left)
 
 
@@ -67,13 +69,36 @@ def _multiply_view(a: Operand24, x, out, call: Call, plans: Plans | None, *, fro
 def _multiply_rows(a: Operand24, x, out, call: Call, plans: Plans | None):
     """``x @ a`` of a stack as of one matrix, which is remembered with its options.
 
-    Those of stacks are not, nor are stacks on the CPU.
+    Those of stacks with options are not.
     """
     check_inner(x.shape, a.shape)
     tokens, n = math.prod(x.shape[:-1]), a.shape[-1]
     rows, target = x.reshape(tokens, x.shape[-1]), None if out is None else out.reshape(tokens, n)
     product = multiply(a, rows, target, call, plans, from_left=True)
     return product.reshape(*x.shape[:-1], n) if out is None else out
+
+
+def _multiply_columns(a: Operand24, x, plans: Plans | None):
+    """``a @ x`` of a stack with few columns as of one matrix."""
+    check_inner(a.shape, x.shape)
+    m, (*lead, _, n) = a.shape[0], x.shape
+    product = multiply(a, put_together(x), None, NO_OPTIONS, plans)
+    return np.ascontiguousarray(np.moveaxis(product.reshape(m, *lead, n), 0, -2))
+
+
+def puts_together(a: Operand24, x, call: Call) -> bool:
+    """Whether x is a stack on the CPU, beside one matrix, whose few columns are copied quickly."""
+    if call is not NO_OPTIONS or type(x) is not np.ndarray or x.ndim < 3 or len(a.shape) > 2:
+        return False
+    from sparse24.kernels.cpu_batch import FOLD_UP_TO, MOST_FOLDED
+
+    return x.shape[-1] <= FOLD_UP_TO and math.prod((*x.shape[:-2], x.shape[-1])) <= MOST_FOLDED
+
+
+def put_together(x: np.ndarray) -> np.ndarray:
+    """The columns of a stack beside one another."""
+    *lead, k, n = x.shape
+    return np.moveaxis(x, -2, 0).reshape(k, math.prod(lead) * n)
 
 
 def _anew(

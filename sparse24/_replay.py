@@ -20,6 +20,7 @@ from sparse24 import (
     _dtypes,
     _overlap,
     _ready_cpu,
+    _ready_stacks,
     _tuning_cache,
 )
 from sparse24._dispatch import Launched
@@ -184,6 +185,10 @@ def remember(
         if x.ndim == result.ndim <= 2:
             make = None if call is NO_OPTIONS else make_epilogue
             keep(plans, key, _ready_cpu.of_launched(launched, result, make, transposed=from_left))
+        elif x.ndim > 1 and call is NO_OPTIONS and _ready_stacks.takes(launched):
+            stack = _ready_stacks.ReadyStack(launched, result, transposed=from_left)
+            _ready_stacks.make_room(plans, stack.matrices)
+            keep(plans, key, stack)
         return None
     allocate = allocator(result)
     in_pieces = isinstance(launched.launcher, InPieces) and launched.launcher.is_whole

@@ -26,14 +26,16 @@ def test_few_rows_go_to_blas(shape, dtype, chosen):
     assert cpu_matmul.choose(*shape, dtype) == chosen
 
 
-def test_stacks_of_small_matrices_go_to_blas_together(monkeypatch):
+def test_stacks_of_small_matrices_with_options_go_to_blas_together(monkeypatch):
     assert cpu_matmul.choose(64, 64, 64, "int8", stacked=True) == "dense"
     assert cpu_matmul.choose(64, 64, 128, "int8", stacked=True) == "sparse"
     monkeypatch.setattr(cpu_matmul, "over_batch", None)
     stack, x = s24.random((30, 16, 16), rng=0), np.ones((16, 3), np.float32)
-    np.testing.assert_allclose(stack @ x, stack.toarray() @ x, rtol=1e-5, atol=1e-5)
-    assert s24.explain(stack, x).chosen == "cpu_dense"
-    assert s24.explain(stack[:1], x).chosen == "cpu_sparse"
+    twice = s24.matmul(stack, x, alpha=2.0)
+    np.testing.assert_allclose(twice, 2 * stack.toarray() @ x, rtol=1e-5, atol=1e-5)
+    assert s24.explain(stack, x, alpha=2.0).chosen == "cpu_dense"
+    assert s24.explain(stack[:1], x, alpha=2.0).chosen == "cpu_sparse"
+    assert s24.explain(stack, x).chosen == "cpu_sparse"  # repeated matrix by matrix
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from grouped_cases import offsets_of
 
 import sparse24 as s24
-from sparse24._grouped import host
+from sparse24 import _ready_stacks
 from sparse24.kernels import _numba
 
 
@@ -30,7 +30,7 @@ def test_little_work_is_shared_and_much_is_not(threads):
         time.sleep(0.02)
         ran[i] = threading.get_ident(), getattr(_numba._thread, "busy", False)
 
-    host.share(one, work)
+    _ready_stacks.share(one, work)
     own = threading.get_ident()
     assert ran.keys() == work.keys()
     assert {ran[i] for i in (3, 9)} == {(own, False)}  # so that they may use all threads
@@ -40,7 +40,7 @@ def test_little_work_is_shared_and_much_is_not(threads):
 
 def test_too_little_work_stays_on_its_thread(threads):
     ran = []
-    host.share(lambda i: ran.append((i, threading.get_ident())), {4: 1, 7: 3, 8: 2})
+    _ready_stacks.share(lambda i: ran.append((i, threading.get_ident())), {4: 1, 7: 3, 8: 2})
     assert ran == [(i, threading.get_ident()) for i in (7, 8, 4)]
 
 
@@ -50,7 +50,7 @@ def test_errors_of_an_expert_are_raised(threads):
             raise ValueError("expert 1")
 
     with pytest.raises(ValueError, match="expert 1"):
-        host.share(one, dict.fromkeys(range(4), _numba.WAKING // 2))
+        _ready_stacks.share(one, dict.fromkeys(range(4), _numba.WAKING // 2))
 
 
 @pytest.mark.parametrize("quantised", [False, True])

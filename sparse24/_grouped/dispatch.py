@@ -23,6 +23,7 @@ from sparse24 import (
     _foreign_streams,
     _planner,
     _quantised,
+    _ready_stacks,
     _staging,
     _storage,
 )
@@ -71,7 +72,7 @@ def fill(product: Grouped, call: Call, types: Result, plans: dict) -> Callable[.
         return None
     if not types.on_gpu:
         prepared = plans.setdefault(EXPERTS, grouped_host.Prepared())
-        _one_by_one(product, call, types, prepared.fill, grouped_host.share)
+        _one_by_one(product, call, types, prepared.fill, _ready_stacks.share)
         return None
     on_device = _arrays.is_cupy(product.offsets)
     kernel, refusal = _kernel_of(product, types)

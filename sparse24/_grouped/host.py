@@ -39,17 +39,3 @@ class Prepared:
         launched = _dispatch.fill(a(), b, out, epilogue, call, types)
         if launched is not None:
             remember(self._known, key, _ready_cpu.prepared(launched), MOST_PREPARED)
-
-
-def share(one: Callable[[int], None], work: dict[int, int]) -> None:
-    """Call ``one(i)`` for each expert i in `work`, which tells its multiplications.
-
-    Threads take those with little work in turn, the largest first; others have all threads for
-    themselves, one after another.
-    """
-    from sparse24.kernels import _numba
-
-    small = sorted((i for i in work if work[i] < _numba.WAKING), key=lambda i: -work[i])
-    _numba.parallel(lambda j: one(small[j]), len(small), sum(work[i] for i in small))
-    for expert in work.keys() - small:
-        one(expert)
