@@ -25,11 +25,14 @@ NOT_WIDENED = f"it multiplies {', '.join(WIDENED)} with types of 16 bits, not {{
 
 def refuses(problem: Problem) -> str | None:
     """Why this kernel cannot run `problem`, as a sentence; None if it can."""
+    return refuses_types(problem) or sparse_wgmma.refuses(multiplied(problem))
+
+
+def refuses_types(problem: Problem) -> str | None:
+    """Why A is not widened to the type of b, as a sentence, or None."""
     if problem.quantised:
-        reason = sparse_quantised.refuses_types(problem)
-    else:
-        reason = None if widens(problem) else NOT_WIDENED.format(problem.dtype)
-    return reason or sparse_wgmma.refuses(multiplied(problem))
+        return sparse_quantised.refuses_types(problem)
+    return None if widens(problem) else NOT_WIDENED.format(problem.dtype)
 
 
 def prepare(

@@ -80,8 +80,8 @@ def layout_of(problem: Problem, config: Config) -> Layout:
 
 
 @functools.cache
-def layout(config: Config, out_itemsize: int, bits: int = 0) -> Layout:
-    """`layout_of` by what it depends on."""
+def layout(config: Config, out_itemsize: int, bits: int = 0, beside: int = 0) -> Layout:
+    """`layout_of` by what it depends on, beside so many other bytes."""
     stage, slot = 128 * config.block_n, slot_bytes(config.block_m, bits)
     staging = config.consumers * config.staging * (4096 if out_itemsize == 1 else 8192)
 
@@ -89,9 +89,9 @@ def layout(config: Config, out_itemsize: int, bits: int = 0) -> Layout:
         barriers = 16 * stages + 8 * (config.parts > 1)
         return stages * stage + (stages // PARTS + 1) * slot + staging + barriers
 
-    room = SHARED_MEMORY[config.blocks]
+    room = SHARED_MEMORY[config.blocks] - beside
     stages = max(s for s in range(MOST_STAGES + 1) if total(s) <= room)
-    return Layout(stages, total(stages))
+    return Layout(stages, total(stages) + beside)
 
 
 def slot_bytes(rows: int, bits: int) -> int:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
-from grouped_cases import offsets_of, poisoned
-from guards import Guarded
-from matmul_cases import logical, put, sample
-from quantised_cases import problem, random_stack
+from grouped_cases import poisoned
+from grouped_direct_cases import (
+    COUNTS,
+    OUTSIDE,
+    Layer,
+    check_gate,
+    check_nan_stays,
+    check_offsets_outside,
+    check_same_bits,
+    check_scales_and_biases,
+)
+from quantised_cases import problem
 
-from sparse24._dtypes import OF_16_BITS, numpy_dtype
-from sparse24._records import PLAIN, Fused
-from sparse24.kernels import bricks, grouped, reference_grouped, sparse_tile
+from sparse24._dtypes import OF_16_BITS
+from sparse24._records import PLAIN
+from sparse24.kernels import bricks, grouped, sparse_tile
 from sparse24.kernels import grouped_quantised as kernel
 from sparse24.kernels import grouped_quantised_configs as configs
 from sparse24.kernels.decode_tiles import BESIDE
 from sparse24.kernels.launch import current_stream
-from sparse24.kernels.reference_product import activate
 
-COUNTS = (0, 1, 7, 33, 0, 64, 129, 0)
 TILES = [(tile, bits) for bits in bricks.BITS for tile in configs.fitting(bits, 8, 90)]
 
 
@@ -28,53 +33,12 @@ def gpu(test):
     return pytest.mark.gpu(pytest.mark.stem("grouped_quantised")(test))
 
 
-class Layer:
-    """Experts, their tokens, and exact products.
+def layer_of(rng, counts, m: int, k: int, bits=4, dtype="bfloat16") -> Layer:
+    return Layer(kernel, rng, counts, m, k, bits=bits, dtype=dtype)
 
-    Attributes
-    ----------
-    record : Compressed24, shape (e, m, k)
-    exact : ndarray of float64, shape (m, t)
-    """
 
-    def __init__(self, rng, counts, m: int, k: int, bits=4, dtype="bfloat16"):
-        import cupy as cp
-
-        self.dtype, self.offsets = dtype, offsets_of(counts)
-        self.record, self.dense = random_stack(rng, (len(counts), m, k), bits, dtype)
-        x = sample((int(self.offsets[-1]), k), dtype, rng)
-        room = cp.zeros((len(x), -(-k // 8) * 8), put(x[:0], cp).dtype)  # rows on 16 bytes
-        room[:, :k] = put(x, cp)
-        self.x = room[:, :k]
-        self.exact = reference_grouped.grouped_matmul(self.dense, x.T, self.offsets)
-
-    def multiply(self, *, tile=None, epilogue=PLAIN, gated=False, result=None, offsets=None):
-        """By the kernel, over poison."""
-        import cupy as cp
-
-        result = result or self.dtype
-        rows = self.record.shape[1] // (2 if gated else 1)
-        vector = 16 // numpy_dtype(result).itemsize  # of what is stored behind the last row
-        room = poisoned(cp, (-(-rows // vector) * vector, len(self.x)), result)
-        out = room[:rows]
-        where = cp.asarray(self.offsets if offsets is None else offsets)
-        types = grouped.types_of(self.dtype, self.dtype, result, where.dtype.name, epilogue,
-                                 gated=gated, fast_accumulation=True)  # fmt: skip
-        stream, params = current_stream(), grouped.params_of(epilogue)
-        of = self.record, self.x.T, out, types, where.data.ptr, params
-        config = tile and configs.place(tile, self.record.quantised, self.record.shape[0])
-        kernel.bind(*of, config)(stream)
-        if offsets is None:
-            assert bool((room[rows:] == 0).all())
-        return logical(out, result).astype(np.float64)
-
-    def check(self, **options):
-        """As `multiply`; what is stored is rounded once from sums in float32."""
-        got = self.multiply(**options)
-        eps = 2.0 ** -(8 if (options.get("result") or self.dtype) == "bfloat16" else 11)
-        size = np.abs(self.dense).max((1, 2)).max() * np.sqrt(self.record.shape[2])
-        np.testing.assert_allclose(got, self.exact, rtol=eps, atol=2e-5 * size)
-        return got
+def placed(tile, layer: Layer):
+    return configs.place(tile, layer.record.quantised, layer.record.shape[0])
 
 
 @pytest.mark.parametrize(
@@ -133,9 +97,21 @@ def test_wider_tiles_for_more_columns_and_long_ones_for_few_tiles():
 @pytest.mark.parametrize("dtype", OF_16_BITS)
 @pytest.mark.parametrize("size", [(136, 272), (301, 1000), (16, 4), (1, 130), (512, 2048)], ids=str)
 def test_every_tile_and_size(rng, cupy, tile, bits, dtype, size):
-    layer = Layer(rng, COUNTS, *size, bits, dtype)
+    layer = layer_of(rng, COUNTS, *size, bits, dtype)
     for result in (dtype, "float32"):
-        layer.check(tile=tile, result=result)
+        layer.check(placed(tile, layer), result=result)
+
+
+@gpu
+@pytest.mark.parametrize("rows", [130, 8, 1])
+def test_zeros_behind_the_last_row(rng, cupy, rows):
+    layer = layer_of(rng, COUNTS, rows, 272)
+    room = poisoned(cupy, (-(-rows // 8) * 8, len(layer.x)), "bfloat16")
+    offsets = cupy.asarray(layer.offsets)
+    types = grouped.types_of(*["bfloat16"] * 3, "int64", PLAIN, gated=False, fast_accumulation=True)
+    of = layer.record, layer.x.T, room[:rows], types, offsets.data.ptr, grouped.params_of(PLAIN)
+    kernel.bind(*of)(current_stream())
+    assert bool((room[rows:] == 0).all())
 
 
 @gpu
@@ -143,14 +119,14 @@ def test_every_tile_and_size(rng, cupy, tile, bits, dtype, size):
 @pytest.mark.parametrize("tokens", [1, 8, 100, 1000])
 def test_any_number_of_experts_and_tokens(rng, cupy, experts, tokens):
     shares = 1 / (1 + rng.permutation(experts))
-    Layer(rng, rng.multinomial(tokens, shares / shares.sum()), 136, 144).check()
+    layer_of(rng, rng.multinomial(tokens, shares / shares.sum()), 136, 144).check()
 
 
 @gpu
 @pytest.mark.parametrize("counts", [(1, 0, 2), (20, 64, 17)])
 @pytest.mark.parametrize("weight", [(4096, 4096), (14336, 1024), (1024, 14336)], ids=str)
 def test_real_sizes(rng, cupy, weight, counts):
-    Layer(rng, counts, *weight).check()
+    layer_of(rng, counts, *weight).check()
 
 
 @gpu
@@ -158,63 +134,33 @@ def test_real_sizes(rng, cupy, weight, counts):
 @pytest.mark.parametrize("size", [(32, 130), (288, 1000), (1024, 512)], ids=str)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "identity"])
 def test_gates(rng, cupy, tile, size, activation):
-    layer = Layer(rng, COUNTS, *size)
-    half = size[0] // 2
-    exact = layer.exact / 32  # so that activations are not all 0 or 1
-    layer.exact = activate(exact[:half], activation, 0.0, np.inf) * exact[half:]
-    got = layer.multiply(
-        tile=tile, gated=True, epilogue=Fused(1 / 32, activation=activation), result="float32"
-    )
-    bound = 1e-4 * np.abs(exact).max() * (1 + np.abs(exact[half:]) + np.abs(exact[:half]))
-    assert (np.abs(got - layer.exact) <= bound).all()
+    layer = layer_of(rng, COUNTS, *size)
+    check_gate(layer, placed(tile, layer), activation)
 
 
 @gpu
 @pytest.mark.parametrize("tile", configs.TILES, ids=str)
 def test_scales_and_biases(rng, cupy, tile):
-    layer = Layer(rng, COUNTS, 136, 272)
-    (e, m, _), t = layer.record.shape, len(layer.x)
-    rows, bias, tokens = (rng.standard_normal(x).astype("f4") for x in ((e, m), (e, m), t))
-    of_tokens = np.repeat(np.arange(e), np.diff(layer.offsets))
-    exact = 0.5 * layer.exact * rows[of_tokens].T * tokens + bias[of_tokens].T
-    held = (cupy.asarray(x) for x in (rows, tokens, bias))
-    names = ("row_scale", "column_scale", "row_bias")
-    epilogue = Fused(0.5, activation="relu", **dict(zip(names, held)))
-    got = layer.multiply(tile=tile, epilogue=epilogue, result="float32")
-    np.testing.assert_allclose(got, np.maximum(exact, 0), atol=1e-4 * np.abs(exact).max())
+    layer = layer_of(rng, COUNTS, 136, 272)
+    check_scales_and_biases(layer, placed(tile, layer), rng, cupy)
 
 
 @gpu
 @pytest.mark.parametrize("kind", ["int32", "int64"])
-@pytest.mark.parametrize("offsets", [
-    [-5, 10, 20, 200], [90, 95, 99, 99], [99, 50, 20, 0], [74, 74, 74, 74], [-9, -8, -7, -6],
-    [-(2**31), 2**31 - 1, -(2**31), 2**31 - 1],
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("offsets", OUTSIDE, ids=str)
 def test_offsets_outside_of_the_tokens_touch_nothing_else(rng, cupy, kind, offsets):
-    guards = Guarded(cupy)
-    with cupy.cuda.using_allocator(guards):
-        layer = Layer(rng, (3, 70, 1), 136, 272)
-        layer.multiply(offsets=np.array(offsets, kind))
-        assert not guards.damage()
-    right = layer.multiply(offsets=np.array([-4, 3, 73, 2000], kind))
-    np.testing.assert_array_equal(right, layer.check())
+    check_offsets_outside(lambda counts: layer_of(rng, counts, 136, 272), kind, offsets, cupy)
 
 
 @gpu
 @pytest.mark.parametrize("tile", configs.TILES, ids=str)
 def test_nan_stays_with_the_tokens_of_its_expert(rng, cupy, tile):
-    layer, nan = Layer(rng, COUNTS, 136, 272), slice(41, 105)
-    want = layer.multiply(tile=tile)
-    layer.x[nan] = np.nan
-    got = layer.multiply(tile=tile)
-    assert np.isnan(got[:, nan]).all()
-    np.testing.assert_array_equal(np.delete(got, nan, axis=1), np.delete(want, nan, axis=1))
+    layer = layer_of(rng, COUNTS, 136, 272)
+    check_nan_stays(layer, placed(tile, layer))
 
 
 @gpu
 @pytest.mark.parametrize("tile", configs.TILES, ids=str)
 def test_the_same_bits_each_time(rng, cupy, tile):
-    layer = Layer(rng, COUNTS, 264, 1000)
-    first = layer.multiply(tile=tile)
-    for _ in range(20):
-        np.testing.assert_array_equal(layer.multiply(tile=tile), first)
+    layer = layer_of(rng, COUNTS, 264, 1000)
+    check_same_bits(layer, placed(tile, layer))

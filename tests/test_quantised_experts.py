@@ -131,7 +131,7 @@ def on_stand_in(q):
 
 
 def test_on_a_gpu_one_launch_serves_all_experts_dequantised(rng, monkeypatch):
-    monkeypatch.setattr(grouped_dispatch, "_dequantising_pays", lambda *product: True)
+    monkeypatch.setattr(grouped_dispatch, "CONVERTING_PAYS", {4: 0})
     here, x = stack_of(rng, (4, 24, 16)), sample(rng, 44, 16)
     whole = here.dequantise()
     want = s24.grouped_linear(x, whole, offsets=OFFSETS)
@@ -152,7 +152,7 @@ def test_on_a_gpu_one_launch_serves_all_experts_dequantised(rng, monkeypatch):
 
 
 def test_on_a_gpu_experts_without_a_kernel_multiply_one_by_one(rng, monkeypatch):
-    monkeypatch.setattr(grouped_dispatch, "_dequantising_pays", lambda *product: True)
+    monkeypatch.setattr(grouped_dispatch, "CONVERTING_PAYS", {4: 0})
     here, x, given = stack_of(rng, (4, 24, 16)), array(sample(rng, 44, 16)), []
     fake_grouped.installed(monkeypatch).refusal = "it is float99"
     monkeypatch.setattr(_dispatch, "fill", lambda a, *rest: given.append(a))

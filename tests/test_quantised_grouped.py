@@ -12,11 +12,13 @@ from quantised_cases import problem
 
 import sparse24 as s24
 from sparse24._arrays import to_numpy
+from sparse24._dtypes import TABLE
 from sparse24._grouped import dispatch as grouped_dispatch
 from sparse24.kernels import reference_grouped
 from sparse24.kernels.reference_product import activate
+from sparse24.kernels.sparse_decode_plan import WIDENED
 
-FEW, MANY = (3, 0, 7, 1), (300, 0, 900, 10)  # tokens; of many the matrices are dequantised
+FEW, MANY = (3, 0, 7, 1), (300, 0, 900, 10)  # tokens; for many elements are widened in registers
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
@@ -83,29 +85,50 @@ def test_tokens_as_columns(rng, xp, order):
 
 
 @pytest.mark.gpu
-def test_what_is_chosen_and_why(rng, cupy):
+def test_what_is_chosen_and_why(rng, cupy, monkeypatch):
     few, many = Layer(rng, cupy, FEW), Layer(rng, cupy, MANY)
     told = s24.explain(few.experts, few.x.T, offsets=few.offsets)
     assert told.chosen == "grouped_quantised"
     assert "one launch serves all 4 experts, by tiles of 32x8x1024" in str(told)
     told = s24.explain(many.experts, many.x.T, offsets=many.offsets)
+    assert told.chosen == "grouped_mixed"
+    assert "one launch serves all 4 experts, by tiles of 128x256x64" in str(told)
+    monkeypatch.setitem(grouped_dispatch.CONVERTING_PAYS, 4, 302)
+    told = s24.explain(many.experts, many.x.T, offsets=many.offsets)
     assert told.chosen == "grouped_wgmma"
     assert "the integers are dequantised to float16 at each call" in str(told)
+    many.near(many.linear())
+
+
+def asked(monkeypatch, bits: int, tokens_of_expert: float, dtype="bfloat16") -> list[str]:
+    """Kernels in the order in which they are asked, of 4 experts."""
+    of = problem(64, round(4 * tokens_of_expert), 2900, bits=0, batch=4)
+    monkeypatch.setattr(grouped_dispatch, "problem_of", lambda *product: of)
+    stored = SimpleNamespace(quantised=bits, dtype=TABLE[dtype])
+    product = SimpleNamespace(a=SimpleNamespace(stored=stored))
+    found = grouped_dispatch._candidates(product, None)
+    for name, as_asked in found:
+        direct = name in grouped_dispatch.DIRECT
+        assert as_asked.quantised == (bits if direct else 0)
+        assert as_asked.dtype == (dtype if direct else "bfloat16")
+    assert [name for name, _ in found[-2:]] == list(grouped_dispatch.KERNELS)
+    return [name for name, _ in found[:-2]]
 
 
 def test_which_kernels_are_asked(monkeypatch):
-    monkeypatch.setattr(grouped_dispatch, "problem_of", lambda product, types: product.problem)
-    names = {}
-    for bits in (0, 4):
-        for tokens in (1, 1299, 1300):
-            of = problem(64, tokens, 2900, bits=0, batch=4)
-            stored = SimpleNamespace(stored=SimpleNamespace(quantised=bits))
-            product = SimpleNamespace(problem=of, a=stored)
-            (name, _), *others = grouped_dispatch._candidates(product, None)
-            assert all(not as_asked.quantised for _, as_asked in others)
-            names[bits, tokens] = name
-    direct = {key for key, name in names.items() if name == "grouped_quantised"}
-    assert direct == {(4, 1), (4, 1299)}
+    few, many = ["grouped_quantised", "grouped_mixed"], ["grouped_mixed", "grouped_quantised"]
+    assert [asked(monkeypatch, 4, n) for n in (0.25, 47, 48, 2199, 2200)] == [
+        few,
+        few,
+        many,
+        many,
+        [],
+    ]
+    assert [asked(monkeypatch, 8, n) for n in (1, 47, 48, 1299, 1300)] == [few, few, many, many, []]
+    for dtype in WIDENED:
+        of_bytes = [asked(monkeypatch, 0, n, dtype) for n in (0.25, 1199, 1200)]
+        assert of_bytes == [["grouped_mixed"], ["grouped_mixed"], []]
+    assert asked(monkeypatch, 0, 1) == []
 
 
 @pytest.mark.gpu

@@ -1,10 +1,11 @@
 """From a checked grouped product to its kernel, or to one product for each expert.
 
 A kernel computes all products in one launch and reads the offsets on the device: ``grouped_wgmma``
-on Hopper, ``grouped_mma`` elsewhere, ``grouped_quantised`` on Hopper for quantised matrices; with
-many tokens these are dequantised for the others.  They take operands and results of one layout
-alone, columns that are contiguous and begin on 16-byte boundaries; others go through copies.  What
-all refuse, and everything on the CPU, is multiplied expert by expert, by `_dispatch.fill`.
+on Hopper, ``grouped_mma`` elsewhere.  Matrices of fewer bits than the tokens have kernels of their
+own on Hopper, ``grouped_mixed``, and ``grouped_quantised`` for quantised ones and few tokens;
+elsewhere they are converted first.  All take operands and results of one layout alone, columns that
+are contiguous and begin on 16-byte boundaries; others go through copies.  What all refuse, and
+everything on the CPU, is multiplied expert by expert, by `_dispatch.fill`.
 """
 
 from __future__ import annotations
@@ -37,15 +38,17 @@ from sparse24._records import EXPERTS, MAKING, Compressed24, Fused, Operand24, P
 from sparse24._target import Result
 from sparse24.kernels import grouped
 from sparse24.kernels.launch import current_stream
+from sparse24.kernels.sparse_decode_plan import widens
 
 KERNELS = ("grouped_wgmma", "grouped_mma")  # the fastest first; the last one refuses least
-QUANTISED_KERNEL = "grouped_quantised"
-# From so many tokens of an expert on, on average, dequantising pays, with long rows: it takes the
-# time of moving each element once, and saves a part of the time of each product.  With SHORT_ROWS
-# columns half as many do, as products take a time for each row, too.  Of sweeps on an H200:
-# docs/benchmarks/log_grouped.rst, "4-bit experts".
-DEQUANTISING_PAYS = {4: 650, 8: 480}  # by bits
-SHORT_ROWS = 2900
+# Those that take matrices as they are stored, with fewer bits than the tokens.
+DIRECT = QUANTISED, MIXED = ("grouped_quantised", "grouped_mixed")
+# From so many tokens of an expert on, on average, MIXED is faster than QUANTISED; and by bits of
+# quantised matrices, or 0, it pays to convert matrices, which takes the time of moving each element
+# once and saves a part of the time of each product.  Of sweeps on an H200:
+# docs/benchmarks/log_grouped.rst, "Experts that are widened".
+MIXED_PAYS = 48
+CONVERTING_PAYS = {0: 1200, 4: 2200, 8: 1300}
 
 
 class Grouped(NamedTuple):
@@ -98,7 +101,7 @@ def explained(product: Grouped, call: Call, types: Result) -> tuple[str, str]:
     if refusal is not None:
         return "each", f"{_EACH}, since {kernel} cannot: {refusal}"
     (experts, rows, _), tokens = product.a.shape, product.b.shape[1]
-    direct, module = kernel == QUANTISED_KERNEL, _planner.kernel_module(kernel)
+    direct, module = kernel in DIRECT, _planner.kernel_module(kernel)
     for_what = product.a.stored if direct else _types_of(product, call, types)
     tile = module.tile_of(experts, rows, tokens, for_what)
     reason = (
@@ -127,16 +130,20 @@ def _kernel_of(product: Grouped, types: Result) -> tuple[str, str | None]:
 
 def _candidates(product: Grouped, types: Result) -> list[tuple[str, Problem]]:
     """Kernels in the order in which they are asked, and the product as each would take it."""
-    problem, bits = problem_of(product, types), product.a.stored.quantised
-    others = [(name, problem) for name in KERNELS]
-    if bits and not _dequantising_pays(problem, bits):
-        return [(QUANTISED_KERNEL, replace(problem, quantised=bits)), *others]
-    return others
+    problem, a = problem_of(product, types), product.a.stored
+    names, of_expert = _direct(problem, a), problem.n / problem.batch
+    if of_expert >= CONVERTING_PAYS[a.quantised]:
+        names = ()
+    dtype = problem.dtype if a.quantised else a.dtype.name
+    stored = replace(problem, dtype=dtype, quantised=a.quantised)
+    return [*((name, stored) for name in names), *((name, problem) for name in KERNELS)]
 
 
-def _dequantising_pays(problem: Problem, bits: int) -> bool:
-    of_expert = problem.n / problem.batch
-    return of_expert * (problem.k + SHORT_ROWS) >= DEQUANTISING_PAYS[bits] * problem.k
+def _direct(problem: Problem, a: Compressed24) -> tuple[str, ...]:
+    """Kernels that may take the matrices as they are stored, in the order in which to ask them."""
+    if a.quantised:
+        return DIRECT if problem.n < MIXED_PAYS * problem.batch else (MIXED, QUANTISED)
+    return (MIXED,) if widens(replace(problem, dtype=a.dtype.name)) else ()
 
 
 def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> None:
@@ -167,7 +174,7 @@ def problem_of(product: Grouped, types: Result) -> Problem:
 def _by_kernel(name: str, product: Grouped, call: Call, types: Result) -> Callable[..., Any] | None:
     """All experts in one launch."""
     kernel, out = _planner.kernel_module(name), product.out
-    a = product.a if name == QUANTISED_KERNEL else _as_multiplied(product.a, types.type_a)
+    a = product.a if name in DIRECT else _as_multiplied(product.a, types.type_a)
     assert a.rows is not None
     b = _dispatch.convert(product.b, types.type_b, call.other_dtype)
     if not _in_vectors(b):

@@ -1,33 +1,33 @@
-// mixed_bricks: a slice of a quantised A, for sparse_mixed.cu: the bricks of its rows (bricks.cuh), one after the other.
+// mixed_bricks: a slice of a quantised A, for mixed_tile.cuh: the bricks of its rows (bricks.cuh), one after the other.
 // In memory the bricks of the next 16 rows are atoms_k further, so each comes by a bulk copy of its own.
 //
 // Integers become elements of the type of b, rounded as those of a dequantised matrix are (dequantise.cu).
 #pragma once
 #include "bricks.cuh"
 #include "pair.cuh"
-#include "tile_source.cuh"
 
-constexpr int kBricks = BLOCK_M / kBrickRows;                          // of a slice
-constexpr u32 kSlotBytes = (kBricks * kBrick + 1023) / 1024 * 1024;    // a swizzle may begin behind it
+constexpr u32 kSlotBytes = (BLOCK_M / kBrickRows * kBrick + 1023) / 1024 * 1024;  // a swizzle may begin behind it
 
-// Where slices come from; atoms_m of the shape counts blocks of rows.
+// Where slices come from.
 class Weight {
   public:
-    __device__ Weight(const Sources& from, const Shape& shape) : bricks_(from.packed), shape_(shape) {}
+    __device__ Weight(const TensorMaps&, const unsigned char* bricks, const Shape& shape) : bricks_(bricks), shape_(shape) {}
 
-    __device__ u32 bytes(const TileSource&, const Work& work) const { return blocks(work) * kBrick; }
-    __device__ void fetch(const TileSource& tile, const Work& work, int slice, u32 slot, u32 barrier) const {
-        const long long first = (long long)work.m * kBricks * shape_.atoms_k + slice;
-        const unsigned char* from = bricks_ + tile.a_batch * shape_.packed_batch + first * kBrick;
-        const int count = blocks(work);
+    // That arrive of such rows of a slice.
+    __device__ u32 bytes(const RowsOfA& rows) const { return bricks(rows) * kBrick; }
+    __device__ void fetch(const RowsOfA& rows, int slice, u32 slot, u32 barrier) const {
+        const long long first = (long long)(rows.first / kBrickRows) * shape_.atoms_k + slice;
+        const long long further = (long long)shape_.atoms_k * kBrick;
+        const unsigned char* from = bricks_ + rows.batch * shape_.packed_batch + first * kBrick;
+        const u32 to = slot + rows.at / kBrickRows * kBrick;
+        const int count = bricks(rows);
 #pragma unroll
-        for (int i = 0; i < kBricks; i++, from += shape_.atoms_k * kBrick)
-            if (i < count) load_bytes(slot + i * kBrick, from, kBrick, barrier);
+        for (int i = 0; i < kTileM / kBrickRows; i++, from += further)
+            if (i < count) load_bytes(to + i * kBrick, from, kBrick, barrier);
     }
 
   private:
-    // Blocks of rows of the tile.
-    __device__ int blocks(const Work& work) const { return min(kBricks, shape_.atoms_m - work.m * kBricks); }
+    __device__ static int bricks(const RowsOfA& rows) { return (rows.count + kBrickRows - 1) / kBrickRows; }
 
     const unsigned char* bricks_;
     const Shape& shape_;

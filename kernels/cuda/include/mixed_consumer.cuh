@@ -1,4 +1,4 @@
-// mixed_consumer: a warpgroup of sparse_mixed.cu, which multiplies the stages of a tile by elements of A that it widens.
+// mixed_consumer: a warpgroup of sparse_mixed.cu or grouped_mixed.cu, which multiplies the stages of a tile by elements of A that it widens.
 #pragma once
 #include "wgmma_sp_registers.cuh"
 
@@ -15,6 +15,7 @@ class Consumer {
         multiply_slice<true>();
         for (int slice = 1; slice < slices; slice++) multiply_slice<false>();
         group_wait<0>();
+        odd_.hold();
         ring_.release(previous_);
         previous_ = -1;
 #pragma unroll

@@ -2,13 +2,14 @@
 //
 // A stage is b alone.  A and its codes come slice by slice, with the first stage of each.
 #pragma once
+#include "mixed_tile.cuh"
 #include "tile_source.cuh"
 
 // A block's producer.
 class Producer {
   public:
     __device__ Producer(const Sources& from, const Shape& shape, const Ring& ring, u32 shared)
-        : from_(from), shape_(shape), weight_(from, shape), ring_(ring), shared_(shared) {}
+        : from_(from), shape_(shape), weight_(from.values, from.packed, shape), ring_(ring), shared_(shared) {}
 
     // Fetch A for at most `ahead` stages of the block's first tile, and whole slices; returns for how many slices.
     __device__ int begin(TileScheduler tiles, int ahead) const {
@@ -19,7 +20,7 @@ class Producer {
         typename Ring::Position at;
 #pragma unroll 1
         for (int i = 0; i < slices; i++) {
-            fetch_a(tile, work, work.first_slice + i, i, at);
+            fetch_a(tile, work.first_slice + i, i, at);
             for (int part = 0; part < kParts; part++) at.advance();
         }
         return slices;
@@ -34,7 +35,7 @@ class Producer {
             const int end = work.first_slice + work.slices;
 #pragma unroll 1
             for (int slice = work.first_slice; slice < end; slice++, begun--) {
-                if (begun <= 0) fetch_a(tile, work, slice, slot, at);
+                if (begun <= 0) fetch_a(tile, slice, slot, at);
                 slot = slot + 1 == kSlots ? 0 : slot + 1;
 #pragma unroll
                 for (int part = 0; part < kParts; part++, at.advance()) {
@@ -48,10 +49,10 @@ class Producer {
 
   private:
     // Wait for the first stage of a slice, announce its bytes, those of b included, and fetch A for the slice.
-    __device__ void fetch_a(const TileSource& tile, const Work& work, int slice, int slot,
-                            const typename Ring::Position& at) const {
-        const u32 barrier = ring_.acquire(at, weight_.bytes(tile, work) + tile.columns * kLine);
-        weight_.fetch(tile, work, slice, shared_ + kSlotsAt + slot * kSlotBytes, barrier);
+    __device__ void fetch_a(const TileSource& tile, int slice, int slot, const typename Ring::Position& at) const {
+        const RowsOfA rows = {tile.m0, min(BLOCK_M, shape_.m - tile.m0), tile.a_batch, 0};
+        const u32 barrier = ring_.acquire(at, weight_.bytes(rows) + tile.columns * kLine);
+        weight_.fetch(rows, slice, shared_ + kSlotsAt + slot * kSlotBytes, barrier);
     }
 
     const Sources from_;

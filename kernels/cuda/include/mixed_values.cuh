@@ -1,4 +1,4 @@
-// mixed_values: a slice of A of 8-bit elements, for sparse_mixed.cu.
+// mixed_values: a slice of A of 8-bit elements, for mixed_tile.cuh.
 //
 // A slot holds the elements, 64 bytes a row, whose 16-byte units are exchanged by the TMA's swizzle of 64 bytes, and
 // behind them the codes, 16 bytes a row.  Each unit, and each word of codes, is a step: 32 columns of A.  Of a step,
@@ -7,7 +7,6 @@
 //   elements   bytes 2 t, 2 t + 1 and those 8 further
 //   codes      the first half of the word if t is even, else the second half (of lanes 2 and 3 none is taken)
 #pragma once
-#include "tile_source.cuh"
 #include "widen_bytes.cuh"
 
 constexpr u32 kRowOfA = kAtomK / 2, kRowOfCodes = 16;  // bytes of a slice
@@ -17,25 +16,29 @@ constexpr u32 kSlotBytes = kABytes + BLOCK_M * kRowOfCodes;
 // Where slices come from.
 class Weight {
   public:
-    __device__ Weight(const Sources& from, const Shape& shape) : from_(from), shape_(shape) {}
+    __device__ Weight(const TensorMaps& values, const unsigned char* packed, const Shape& shape)
+        : values_(values), packed_(packed), shape_(shape) {}
 
-    __device__ u32 bytes(const TileSource& tile, const Work& work) const {
-        return tile.rows * kRowOfA + code_bytes(work);
+    // That arrive of such rows of a slice.
+    __device__ u32 bytes(const RowsOfA& rows) const {
+        constexpr int swizzled = 8;  // rows of a box come in groups of so many
+        return (rows.count + swizzled - 1) / swizzled * swizzled * kRowOfA + code_bytes(rows);
     }
-    __device__ void fetch(const TileSource& tile, const Work& work, int slice, u32 slot, u32 barrier) const {
-        const long long atom = (long long)slice * shape_.atoms_m + work.m * kAtoms;
-        load_box(slot, tile.values, slice * kRowOfA, tile.m0, tile.a_batch, barrier);
-        load_bytes(slot + kABytes, from_.packed + tile.a_batch * shape_.packed_batch + atom * kAtomBytes,
-                   code_bytes(work), barrier);
+    __device__ void fetch(const RowsOfA& rows, int slice, u32 slot, u32 barrier) const {
+        const TensorMap& values = values_.of[rows.count < kTileM];
+        const long long atom = (long long)slice * shape_.atoms_m + rows.first / kAtomM;
+        load_box(slot + rows.at * kRowOfA, values, slice * kRowOfA, rows.first, rows.batch, barrier);
+        load_bytes(slot + kABytes + rows.at * kRowOfCodes,
+                   packed_ + rows.batch * shape_.packed_batch + atom * kAtomBytes, code_bytes(rows), barrier);
     }
 
   private:
-    // Of the rows of the tile that have atoms.
-    __device__ u32 code_bytes(const Work& work) const {
-        return u32(max(0, min(kAtoms, shape_.atoms_m - work.m * kAtoms)) * kAtomBytes);
+    __device__ static u32 code_bytes(const RowsOfA& rows) {
+        return u32((rows.count + kAtomM - 1) / kAtomM * kAtomBytes);
     }
 
-    const Sources from_;
+    const TensorMaps& values_;
+    const unsigned char* packed_;
     const Shape& shape_;
 };
 
