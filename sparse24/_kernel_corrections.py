@@ -16,7 +16,6 @@ from sparse24._hybrid.lines import SMALL
 from sparse24._records import Problem
 from sparse24.kernels import (
     sparse_decode,
-    sparse_mixed_plan,
     sparse_tile,
     sparse_wgmma_plan,
     split_skinny,
@@ -36,12 +35,6 @@ EMULATED, SPILLED, MOST_EMULATED = 3.2e-12, 1.6e-11, 16
 # shared memory: docs/benchmarks/log_few_tokens.rst, "Weights that are settled" and "b by rows".
 SETTLED = {8: 0.90, 16: 0.95, 24: 0.98, 32: 1.0, 40: 1.03, 48: 1.06}
 NARROW_ROW, WIDE_ROWS = 16, 1.04
-
-# `sparse_mixed` at the limit of power, by tiles of other than 128 rows by 256 columns: 1.2 to 1.36
-# times as long, in products that are not over before the clock has fallen.  And blocks that share
-# tiles along k take longer if not all of them run at once.
-# docs/benchmarks/log_few_tokens.rst, "Any number of tokens".
-POWER_OF_OTHER_TILES, LONG, SHARED_IN_TURN = 1.25, 1e-4, 0.1
 
 # Three blocks that share a tile along k leave a tenth of the multiprocessors without a cluster.
 THIRDS = 0.3e-6
@@ -99,16 +92,7 @@ def _wgmma(problem: Problem, config: Any, facts: dict[str, float]) -> float:
 
 
 def _mixed(problem: Problem, config: Any, facts: dict[str, float]) -> float:
-    plan, p, sms = sparse_mixed_plan, problem, facts["sms"]
-    power = p.m * p.n * p.k * p.batch * plan.POWER[p.quantised] * plan.MODEL.power / sms
-    slower = power > LONG and (config.block_m, config.block_n) != plan.STORING
-    in_turn = config.parts > 1 and plan.tiles_of(p, config) * config.parts > sms
-    seconds = _narrow_boxes(p, config)
-    if slower or in_turn:
-        model = plan.predict(p, config, facts)
-        seconds += slower * max(0.0, POWER_OF_OTHER_TILES * power - model)
-        seconds += in_turn * SHARED_IN_TURN * model
-    return seconds
+    return _narrow_boxes(problem, config)
 
 
 def _narrow_boxes(problem: Problem, config: Any) -> float:

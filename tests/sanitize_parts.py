@@ -62,7 +62,7 @@ def products(name: str, columns: int) -> None:
 
 
 def widened() -> None:
-    """8-bit matrices with 16-bit arrays, by every tile, and made such of 16 bits."""
+    """8-bit matrices with 16-bit arrays, by every tile, of experts, and made such of 16 bits."""
     for stored, dtype in (("int8", "bfloat16"), ("float8_e4m3fn", "float16")):
         a = s24.compress(draw((200, 264), stored), on_excess="prune", dtype=stored)
         a.astype(dtype)
@@ -79,6 +79,11 @@ def widened() -> None:
         for columns in (16, 72):  # by rows
             s24.matmul(a, draw((264, columns), dtype))
             s24.matmul(a, draw((264, columns), dtype), algorithm="sparse_mixed")
+        experts = s24.compress(draw((4, 256, 264), stored), on_excess="prune", dtype=stored)
+        for t in (74, 150, 300, 700, 1900):  # by narrow tiles and wide ones
+            x, offsets = draw((t, 264), dtype), [0, 0, t - 71, t - 1, t]
+            for gated in (False, True):
+                s24.grouped_linear(x, experts, offsets=offsets, activation="silu", gated=gated)
 
 
 def quantised() -> None:
@@ -95,7 +100,7 @@ def quantised() -> None:
         q.toarray()
         a = s24.compress(draw((4, 192, 264), dtype), on_excess="prune", dtype=dtype)
         gate = s24.quantise(a, bits=bits)
-        for t in (74, 200, 400, 1900):  # by narrow tiles and wide ones, and dequantised
+        for t in (74, 150, 300, 700, 1900):  # by narrow tiles and wide ones
             x, offsets = draw((t, 264), dtype), [0, 0, t - 71, t - 1, t]
             s24.grouped_linear(x, gate, offsets=offsets, activation="silu", gated=True)
 

@@ -12,7 +12,8 @@ cuBLAS, a product for each expert that has tokens, has them in its graph.
 Gated layers multiply by a gate and an up projection, (2 m, k), and give silu(gate) * up, which is
 part of our launch.  The rivals have one more pass for it, which torch.compile makes.
 
-With int4, our weights are quantised, of 4 bits; tokens and the weights of the rivals are bfloat16.
+With int4, our weights are quantised, of 4 bits, with the types "by bfloat16" of 8 bits; tokens and
+the weights of the rivals are bfloat16.
 
 Each case is first checked against float64 products of some tokens, and so are the rivals'.
 """
@@ -43,8 +44,12 @@ from rivals_grouped import Routing
 
 import sparse24 as s24
 
-STEMS = ("grouped_wgmma", "grouped_quantised", "dequantise")
-RESULT = {"bfloat16": "bfloat16", "int4": "bfloat16", "float8_e4m3fn": "bfloat16", "int8": "int32"}
+STEMS = ("grouped_wgmma", "grouped_quantised", "grouped_mixed", "dequantise", "widen")
+RESULT = {
+    "bfloat16": "bfloat16", "int4": "bfloat16", "int8 by bfloat16": "bfloat16",
+    "float8_e4m3fn by bfloat16": "bfloat16", "float8_e4m3fn": "bfloat16", "int8": "int32",
+}  # fmt: skip
+DIRECT = ("grouped_quantised", "grouped_mixed")  # take weights as they are stored
 TOKENS = (8, 64, 512, 4096, 32768)  # each counted once for each of its experts
 MOST_ROUTINGS = 8
 CHECKED_TOKENS, CHECKED_EXPERTS = 64, 4
@@ -77,7 +82,7 @@ SHAPES = (
     Shape("DeepSeek-like gate and up", 64, 2048, 7168, gated=True),
 )
 EIGHT_BIT_SHAPE = "Mixtral-8x7B gate"
-OF_EVERY_SHAPE = ("bfloat16", "int4")
+OF_EVERY_SHAPE = ("bfloat16", "int4", "int8 by bfloat16")
 QUICK_TOKENS = (64, 4096)
 
 
@@ -87,26 +92,39 @@ class Layer:
     def __init__(self, shape: Shape, name: str):
         torch.manual_seed(shape.rows + shape.k)
         self.shape, self.name = shape, name
-        self.held = held = "bfloat16" if name == "int4" else name  # by the rivals, and tokens
-        scale = 30 if name == "int8" else 1
+        stored, _, of_tokens = name.partition(" by ")
+        self.held = held = "bfloat16" if name == "int4" else of_tokens or name  # by rivals; tokens
+        self.scale = 30 if stored == "int8" else 1  # of the weights
+        scale = self.scale if held == stored else 1
         self.draw = lambda *size: (scale * torch.randn(*size, device="cuda")).to(TORCH[held])
         size = shape.e, shape.rows, shape.k
         self.dense = torch.empty(*size, dtype=TORCH[held], device="cuda")
         for weight in self.dense:  # one at a time, as the numbers are drawn in float32
-            weight.copy_(self.draw(shape.rows, shape.k))
-        if shape.gated:  # so that silu is neither zero nor the identity everywhere
+            drawn = self.draw(shape.rows, shape.k)
+            weight.copy_((self.scale * drawn).to(TORCH[stored]) if of_tokens else drawn)
+        if (
+            shape.gated and not of_tokens
+        ):  # so that silu is neither zero nor the identity everywhere
             self.dense.mul_(shape.k**-0.5)
         dtype = None if held == "bfloat16" else held
         self.sparse = s24.compress(self.dense, on_excess="prune", dtype=dtype, check=False)
         if name == "int4":
             self.sparse = s24.quantise(self.sparse, bits=4, method="absmax")
+        elif of_tokens:
+            self.sparse = self.sparse.astype(stored)
+
+    def tokens(self, count: int) -> torch.Tensor:
+        """Random ones; of gated layers whose weights are not small, they are."""
+        x = self.draw(count, self.shape.k)
+        small = self.shape.gated and " by " in self.name
+        return x.mul_(self.shape.k**-0.5 / self.scale) if small else x
 
     def exact(self, i: int) -> torch.Tensor:
         """The matrix of an expert as our product takes it."""
         one = self.sparse[i]
         if self.name == "int4":  # in bfloat16 it were rounded
             return to_torch(one.astype("float32").toarray(), torch.float32)
-        return to_torch(one.toarray(), TORCH[self.name])
+        return to_torch(one.toarray(), TORCH[self.name.partition(" by ")[0]])
 
     def routings(self, tokens: int) -> list[Routing]:
         """Shares that fall as 1 / rank, drawn once, and given to other experts in turn."""
@@ -150,8 +168,9 @@ class Ours:
         """Those that run, the one that multiplies first."""
         a, b = self.layer.sparse, self.x.T
         chosen = s24.explain(a, b, offsets=routing.offsets).chosen
-        converts = self.layer.name == "int4" and chosen != "grouped_quantised"
-        return [chosen, "dequantise"] if converts else [chosen]
+        if self.layer.name == self.layer.held or chosen in DIRECT:
+            return [chosen]
+        return [chosen, "dequantise" if self.layer.name == "int4" else "widen"]
 
     def bytes(self, routing: Routing) -> int:
         """Read and written: of the weights, those of experts that have tokens."""
@@ -175,7 +194,7 @@ def error_of(
 
 
 def run(layer: Layer, tokens: int) -> dict:
-    x = layer.draw(tokens, layer.shape.k)
+    x = layer.tokens(tokens)
     routings, ours = layer.routings(tokens), Ours(layer, x)
     error = checked("ours", ours.error(routings[0]))
     racing = {"ours": ours.contender(routings)}
