@@ -21,7 +21,7 @@ FEWEST, FEW, SOME, MANY, SHARED, MOST = TILES = (
 # experts with 1/8 to 1024 tokens each, unevenly shared.  The tile that is chosen takes 1.01 times
 # as long as the fastest: docs/benchmarks/log_grouped.rst, "Experts that are widened".
 COSTS_OF_BYTES = {FEWEST: 0.88, FEW: 1.2, SOME: 1.47, MANY: 1.0, SHARED: 1.98, MOST: 1.45}
-COSTS_OF_BRICKS = {SOME: 1.55, MANY: 1.0, SHARED: 1.96, MOST: 1.44}
+COSTS_OF_BRICKS = {SOME: 1.45, MANY: 1.0, SHARED: 1.92, MOST: 1.42}
 PARTLY_FILLED = 1.0  # tiles of a group, beside those that it fills
 BEFORE = 0.3  # waves that would fit in before the first one begins
 

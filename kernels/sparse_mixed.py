@@ -120,6 +120,7 @@ def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
         *(check(whole[0], *pair) for pair in pairs),
         *(check(config, "float8_e4m3fn", "bfloat16", "row") for config in by_rows),
         *(check(c, d, d, bits=bits) for c in whole for d in OF_16_BITS for bits in bricks.BITS),
+        *(check(c, "bfloat16", "bfloat16", bits=4) for c in plan.TABLE if c.parts > 1),
     ]
 
 

@@ -43,6 +43,7 @@ MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it 
 MOST_COLUMNS = {
     "sparse_skinny": 1 << 29, "sparse_decode": 1 << 29, "sparse_mma": 1 << 29,
     "grouped_mma": 1 << 29, "sparse_split": 1 << 27, "split_mma": 1 << 27, "sparse_mixed": 1 << 27,
+    "grouped_mixed": 1 << 27,
     "split_skinny": 1 << 30, "sparse_matvec": (1 << 31) - (1 << 16),
 }  # fmt: skip
 

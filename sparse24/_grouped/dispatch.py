@@ -47,8 +47,8 @@ DIRECT = QUANTISED, MIXED = ("grouped_quantised", "grouped_mixed")
 # quantised matrices, or 0, it pays to convert matrices, which takes the time of moving each element
 # once and saves a part of the time of each product.  Of sweeps on an H200:
 # docs/benchmarks/log_grouped.rst, "Experts that are widened".
-MIXED_PAYS = 48
-CONVERTING_PAYS = {0: 1200, 4: 2200, 8: 1300}
+MIXED_PAYS = 32
+CONVERTING_PAYS = {0: 1200, 4: 3000, 8: 1700}
 
 
 class Grouped(NamedTuple):

@@ -17,7 +17,7 @@ class Weight {
     __device__ u32 bytes(const RowsOfA& rows) const { return bricks(rows) * kBrick; }
     __device__ void fetch(const RowsOfA& rows, int slice, u32 slot, u32 barrier) const {
         const long long first = (long long)(rows.first / kBrickRows) * shape_.atoms_k + slice;
-        const long long further = (long long)shape_.atoms_k * kBrick;
+        const u32 further = shape_.atoms_k * kBrick;  // all multiples are kept, and of 64 bits they would spill
         const unsigned char* from = bricks_ + rows.batch * shape_.packed_batch + first * kBrick;
         const u32 to = slot + rows.at / kBrickRows * kBrick;
         const int count = bricks(rows);
