@@ -92,7 +92,7 @@ def test_what_is_chosen_and_why(rng, cupy, monkeypatch):
     assert "one launch serves all 4 experts, by tiles of 32x8x1024" in str(told)
     told = s24.explain(many.experts, many.x.T, offsets=many.offsets)
     assert told.chosen == "grouped_mixed"
-    assert "one launch serves all 4 experts, by tiles of 128x256x64" in str(told)
+    assert "one launch serves all 4 experts, by tiles of 128x128x64" in str(told)
     monkeypatch.setitem(grouped_dispatch.CONVERTING_PAYS, 4, 302)
     told = s24.explain(many.experts, many.x.T, offsets=many.offsets)
     assert told.chosen == "grouped_wgmma"
@@ -102,7 +102,7 @@ def test_what_is_chosen_and_why(rng, cupy, monkeypatch):
 
 def asked(monkeypatch, bits: int, tokens_of_expert: float, dtype="bfloat16") -> list[str]:
     """Kernels in the order in which they are asked, of 4 experts."""
-    of = problem(64, round(4 * tokens_of_expert), 2900, bits=0, batch=4)
+    of = problem(64, round(4 * tokens_of_expert), 3000, bits=0, batch=4)
     monkeypatch.setattr(grouped_dispatch, "problem_of", lambda *product: of)
     stored = SimpleNamespace(quantised=bits, dtype=TABLE[dtype])
     product = SimpleNamespace(a=SimpleNamespace(stored=stored))
@@ -117,8 +117,9 @@ def asked(monkeypatch, bits: int, tokens_of_expert: float, dtype="bfloat16") -> 
 
 def test_which_kernels_are_asked(monkeypatch):
     few, many = ["grouped_quantised", "grouped_mixed"], ["grouped_mixed", "grouped_quantised"]
-    for bits, most in ((4, 3000), (8, 1700)):
-        of_bits = [asked(monkeypatch, bits, n) for n in (0.25, 31, 32, most - 1, most)]
+    for bits, pays, most in ((4, 57.5, 3000), (8, 35, 1700)):  # for rows of middle length
+        numbers = 0.25, pays - 0.25, pays, most - 1, most
+        of_bits = [asked(monkeypatch, bits, n) for n in numbers]
         assert of_bits == [few, few, many, many, []]
     for dtype in WIDENED:
         of_bytes = [asked(monkeypatch, 0, n, dtype) for n in (0.25, 1199, 1200)]

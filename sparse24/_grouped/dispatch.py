@@ -43,11 +43,13 @@ from sparse24.kernels.sparse_decode_plan import widens
 KERNELS = ("grouped_wgmma", "grouped_mma")  # the fastest first; the last one refuses least
 # Those that take matrices as they are stored, with fewer bits than the tokens.
 DIRECT = QUANTISED, MIXED = ("grouped_quantised", "grouped_mixed")
-# From so many tokens of an expert on, on average, MIXED is faster than QUANTISED; and by bits of
-# quantised matrices, or 0, it pays to convert matrices, which takes the time of moving each element
-# once and saves a part of the time of each product.  Of sweeps on an H200:
-# docs/benchmarks/log_grouped.rst, "Experts that are widened".
-MIXED_PAYS = 32
+# From so many tokens of an expert on, on average, MIXED is faster than QUANTISED with long rows, by
+# bits; with SHORT_ROWS columns half as many suffice.  And by bits, or 0 for 8-bit elements, it pays
+# to convert matrices, which takes the time of moving each element once and saves a part of the time
+# of each product.  Of sweeps on an H200: docs/benchmarks/log_grouped.rst, "Experts that are
+# widened".
+MIXED_PAYS = {4: 115, 8: 70}
+SHORT_ROWS = 3000
 CONVERTING_PAYS = {0: 1200, 4: 3000, 8: 1700}
 
 
@@ -141,9 +143,11 @@ def _candidates(product: Grouped, types: Result) -> list[tuple[str, Problem]]:
 
 def _direct(problem: Problem, a: Compressed24) -> tuple[str, ...]:
     """Kernels that may take the matrices as they are stored, in the order in which to ask them."""
-    if a.quantised:
-        return DIRECT if problem.n < MIXED_PAYS * problem.batch else (MIXED, QUANTISED)
-    return (MIXED,) if widens(replace(problem, dtype=a.dtype.name)) else ()
+    if not a.quantised:
+        return (MIXED,) if widens(replace(problem, dtype=a.dtype.name)) else ()
+    tokens, k = problem.n / problem.batch, problem.k
+    many = tokens * (k + SHORT_ROWS) >= MIXED_PAYS[a.quantised] * k
+    return (MIXED, QUANTISED) if many else DIRECT
 
 
 def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> None:
