@@ -104,8 +104,8 @@ def _gated(case: Case) -> bool:
     return case.get("gated", False) and case["dtype"] == "bfloat16"
 
 
-def _experts_of_4_bits(low: int, high: int) -> Callable[[Case], bool]:
-    return lambda c: c["dtype"] == "int4" and low <= c["n"] <= high
+def _experts(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
+    return lambda c: c["dtype"] in dtypes and low <= c["n"] <= high
 
 
 def _split(case: Case) -> bool:
@@ -165,13 +165,13 @@ HEADLINES = (
     Headline("mixture of experts, fp8 and int8", "grouped", "best", _few(1, 1 << 30, *EIGHT)),
     Headline("mixture of experts, gate and up with SwiGLU, bfloat16", "grouped", "best", _gated),
     Headline("mixture of 4-bit experts, 8 and 64 tokens, rivals in bfloat16", "grouped", "best",
-             _experts_of_4_bits(8, 64)),
+             _experts(8, 64, "int4")),
     Headline("mixture of 4-bit experts, 512 tokens and more, rivals in bfloat16", "grouped", "best",
-             _experts_of_4_bits(512, 1 << 30)),
+             _experts(512, 1 << 30, "int4")),
     Headline("mixture of 8-bit experts, 8 and 64 tokens, rivals in bfloat16", "grouped", "best",
-             _few(8, 64, *WEIGHT_ONLY)),
+             _experts(8, 64, *WEIGHT_ONLY)),
     Headline("mixture of 8-bit experts, 512 tokens and more, rivals in bfloat16", "grouped", "best",
-             _few(512, 1 << 30, *WEIGHT_ONLY)),
+             _experts(512, 1 << 30, *WEIGHT_ONLY)),
     Headline("8-bit weights and bfloat16, 1 to 16 tokens", "few_tokens", "cublas",
              _few(1, 16, *WEIGHT_ONLY)),
     Headline("8-bit weights and bfloat16, 32 and 64 tokens", "few_tokens", "cublas",
