@@ -89,8 +89,9 @@ STACKS = {
 }  # fmt: skip
 # And by its name and its chip.
 STACKS_OF_OTHER_CHIPS = {("sparse_decode", "sm_120"): 8}
-# And by its name, where blocks share a tile along k: once a tile, behind the products.
-STACKS_OF_SHARED_TILES = {"sparse_mixed": 8}
+# And by its name and the bits of a quantised A, where blocks share a tile along k: once a tile,
+# behind the products.
+STACKS_OF_SHARED_TILES = {("sparse_mixed", 0): 8}
 
 # The compiler of the recorded runs.  Others give some kernels a few bytes on a stack: 13.2 eight of
 # them, 12.8 twelve.
@@ -115,8 +116,10 @@ def _complaints(target: targets.Target, code: str, kernels: dict[str, targets.Re
             yield f"{name} spills {used.local} bytes"
         if cupy_module().cuda.nvrtc.getVersion() == RECORDED:
             expected = STACKS_OF_OTHER_CHIPS.get((target.stem, target.arch), 0)
-            if dict(target.defines).get("K_PARTS", 1) > 1:
-                expected = STACKS_OF_SHARED_TILES.get(target.stem, expected)
+            macros = dict(target.defines)
+            if macros.get("K_PARTS", 1) > 1:
+                shared = target.stem, macros.get("BITS", 0)
+                expected = STACKS_OF_SHARED_TILES.get(shared, expected)
             expected = STACKS.get((target.defines, target.arch), expected)
             if used.stack != expected:
                 yield f"{name} keeps {used.stack} bytes on a stack"
