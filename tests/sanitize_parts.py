@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -17,6 +18,8 @@ from sparse24.kernels import (
     activate_compress,
     block_sums,
     decompress,
+    grouped_mixed,
+    grouped_mixed_configs,
     hybrid_scatter,
     hybrid_wgmma_plan,
     like,
@@ -80,10 +83,7 @@ def widened() -> None:
             s24.matmul(a, draw((264, columns), dtype))
             s24.matmul(a, draw((264, columns), dtype), algorithm="sparse_mixed")
         experts = s24.compress(draw((4, 256, 264), stored), on_excess="prune", dtype=stored)
-        for t in (74, 150, 300, 700, 1900):  # by narrow tiles and wide ones
-            x, offsets = draw((t, 264), dtype), [0, 0, t - 71, t - 1, t]
-            for gated in (False, True):
-                s24.grouped_linear(x, experts, offsets=offsets, activation="silu", gated=gated)
+        experts_that_are_widened(experts, dtype)
 
 
 def quantised() -> None:
@@ -100,9 +100,21 @@ def quantised() -> None:
         q.toarray()
         a = s24.compress(draw((4, 192, 264), dtype), on_excess="prune", dtype=dtype)
         gate = s24.quantise(a, bits=bits)
-        for t in (74, 150, 300, 700, 1900):  # by narrow tiles and wide ones
+        for t in (74, 200):  # by narrow tiles and wide ones
             x, offsets = draw((t, 264), dtype), [0, 0, t - 71, t - 1, t]
             s24.grouped_linear(x, gate, offsets=offsets, activation="silu", gated=True)
+        with mock.patch.object(grouped_dispatch, "MIXED_PAYS", {bits: 0}):
+            experts_that_are_widened(gate, dtype)
+
+
+def experts_that_are_widened(experts, dtype: str) -> None:
+    """By every tile, with a gate and without in turn."""
+    x = draw((74, 264), dtype)
+    for gated, tile in zip(itertools.cycle((False, True)), grouped_mixed_configs.TILES):
+        with mock.patch.object(grouped_mixed, "choose", lambda *of, tile=tile: tile):
+            s24.grouped_linear(
+                x, experts, offsets=[0, 0, 3, 73, 74], activation="silu", gated=gated
+            )
 
 
 def shared_tiles() -> None:
