@@ -36,11 +36,11 @@ class Quantised24Array(KeptTranspose, QuantisedCuts, Products24):
     -----
     With few tokens of the same type, float16 or bfloat16, ``A @ b`` and ``x @ A.T`` multiply the
     integers on the tensor cores of Hopper: the sums of 128 columns are multiplied by the scales in
-    float32, so that elements are not rounded.  Products with more tokens, of other types and on
-    other GPUs dequantise the matrix at each call, to the type in which the operands meet.  On the
-    CPU the first product does so, and keeps what it made; but with AVX2 ``A @ b`` and
-    ``x @ A.T`` of up to 4 tokens, of 8 bits 1 token, whose sums are float32, read the integers as
-    they are stored.
+    float32, so that elements are not rounded.  With more tokens they are rounded to that type, in
+    registers.  Products of other types and on other GPUs dequantise the matrix at each call, to the
+    type in which the operands meet.  On the CPU the first product does so, and keeps what it made;
+    but with AVX2 ``A @ b`` and ``x @ A.T`` of up to 4 tokens, of 8 bits 1 token, whose sums are
+    float32, read the integers as they are stored.
 
     In memory a dense element of 4 bits takes 3.25 bits with its codes and scales, one of 8 bits
     5.25, in blocks of 16 rows by 128 columns.

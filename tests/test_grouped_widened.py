@@ -10,6 +10,9 @@ from mixed_cases import PAIRS
 
 import sparse24 as s24
 from sparse24._arrays import to_numpy
+from sparse24._dtypes import TABLE
+from sparse24._grouped import dispatch as grouped_dispatch
+from sparse24._records import Compressed24
 from sparse24.kernels import reference_grouped
 from sparse24.kernels.reference_product import activate
 
@@ -71,11 +74,24 @@ def test_gates_biases_and_scales(rng, xp, counts, m):
 
 
 @pytest.mark.gpu
-def test_what_is_chosen_and_why(rng, cupy):
+def test_what_is_chosen_and_why(rng, cupy, monkeypatch):
     layer = Layer(rng, cupy, FEW)
     told = s24.explain(layer.experts, layer.x.T, offsets=layer.offsets)
     assert told.chosen == "grouped_mixed"
     assert "one launch serves all 4 experts, by tiles of 128x32x64" in str(told)
+    monkeypatch.setitem(grouped_dispatch.CONVERTING_PAYS, 0, 0)
+    told = s24.explain(layer.experts, layer.x.T, offsets=layer.offsets)
+    assert told.chosen == "grouped_wgmma"
+    assert "the int8 elements are converted to float16 at each call" in str(told)
+    layer.near(layer.linear())
+
+
+def test_explained_conversions():
+    told = lambda stored, dtype: grouped_dispatch._conversion(  # noqa: E731
+        Compressed24(None, None, None, (2, 4, 8), TABLE[stored]), TABLE[dtype]
+    )
+    assert told("bfloat16", "bfloat16") == ""
+    assert told("int8", "bfloat16") == "; the int8 elements are converted to bfloat16 at each call"
 
 
 @pytest.mark.gpu

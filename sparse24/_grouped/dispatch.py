@@ -110,14 +110,23 @@ def explained(product: Grouped, call: Call, types: Result) -> tuple[str, str]:
         f"one launch serves all {experts} experts, by tiles of {tile.name} for the {tokens} "
         "tokens of all"
     )
-    if product.a.stored.quantised and not direct:
-        reason += f"; the integers are dequantised to {types.type_a.name} at each call"
+    if not direct:
+        reason += _conversion(product.a.stored, types.type_a)
     if not _in_vectors(product.b) or not _stored_whole(product.out):
         reason += "; tokens or results are copied, since theirs are not contiguous in 16 bytes"
     return kernel, reason
 
 
 _EACH = "each expert that has tokens has a product of its own"
+
+
+def _conversion(a: Compressed24, dtype: DType) -> str:
+    """The end of a reason, for a kernel that takes elements of a type."""
+    if a.quantised:
+        return f"; the integers are dequantised to {dtype.name} at each call"
+    if a.dtype.name == dtype.name:
+        return ""
+    return f"; the {a.dtype.name} elements are converted to {dtype.name} at each call"
 
 
 def _kernel_of(product: Grouped, types: Result) -> tuple[str, str | None]:
