@@ -20,7 +20,7 @@ from sparse24._grouped import dispatch as grouped_dispatch
 from sparse24._grouped import fuse as grouped_fuse
 from sparse24._grouped import offsets as grouped_offsets
 from sparse24._grouped import replay as grouped_replay
-from sparse24._grouped.dispatch import Grouped
+from sparse24._grouped.product import Grouped
 from sparse24._matmul import embedded
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Operand24

@@ -10,6 +10,7 @@ import fake_device
 import numpy as np
 
 from sparse24 import _arrays, _cuda_graphs, _foreign, _foreign_streams, _planner
+from sparse24._grouped import choice as grouped_choice
 from sparse24._grouped import dispatch as grouped_dispatch
 from sparse24._grouped import replay as grouped_replay
 from sparse24.kernels import grouped, reference, reference_grouped, transpose
@@ -105,7 +106,7 @@ def installed(monkeypatch) -> Kernel:
     )
     put(_cuda_graphs, "keeping", lambda record, out: contextlib.nullcontext())
     put(grouped_replay, "signature", lambda *given, **how: None)  # it asks for the device
-    put(_planner, "kernel_module", dict.fromkeys(grouped_dispatch.KERNELS, found).__getitem__)
+    put(_planner, "kernel_module", dict.fromkeys(grouped_choice.KERNELS, found).__getitem__)
     put(grouped, "params_of", lambda epilogue: epilogue)
     put(grouped_dispatch, "current_stream", lambda: 0)
     put(transpose, "takes", lambda b: False)

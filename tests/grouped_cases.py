@@ -10,25 +10,25 @@ from product_cases import dense_float8
 import sparse24 as s24
 from sparse24 import _dtypes, _planner
 from sparse24._arrays import to_numpy
-from sparse24._grouped import dispatch as grouped_dispatch
+from sparse24._grouped import choice as grouped_choice
 from sparse24.kernels import reference_grouped
 from sparse24.kernels.reference import to_dtype
 
 KERNELS = [
     pytest.param(name, marks=[pytest.mark.gpu, pytest.mark.stem(name)])
-    for name in grouped_dispatch.KERNELS
+    for name in grouped_choice.KERNELS
 ]
 
 
 def only(kernel: str, monkeypatch):
     """Leave no other kernel for grouped products; gives CuPy."""
-    monkeypatch.setattr(grouped_dispatch, "KERNELS", (kernel,))
+    monkeypatch.setattr(grouped_choice, "KERNELS", (kernel,))
     return pytest.importorskip("cupy")
 
 
 def kernel():
     """The launcher of the kernel that `only` has left."""
-    (name,) = grouped_dispatch.KERNELS
+    (name,) = grouped_choice.KERNELS
     return _planner.kernel_module(name)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _storage, _target
-from sparse24._grouped import dispatch as grouped_dispatch
+from sparse24._grouped import choice as grouped_choice
 from sparse24._hybrid import dispatch as hybrid_dispatch
 from sparse24._hybrid import predict as hybrid_predict
 from sparse24.kernels import (
@@ -103,7 +103,7 @@ def quantised() -> None:
         for t in (74, 200):  # by narrow tiles and wide ones
             x, offsets = draw((t, 264), dtype), [0, 0, t - 71, t - 1, t]
             s24.grouped_linear(x, gate, offsets=offsets, activation="silu", gated=True)
-        with mock.patch.object(grouped_dispatch, "MIXED_PAYS", {bits: 0}):
+        with mock.patch.object(grouped_choice, "MIXED_PAYS", {bits: 0}):
             experts_that_are_widened(gate, dtype)
 
 
@@ -140,8 +140,8 @@ def pieces_by_warps() -> None:
 
 def experts() -> None:
     """Products of experts by each of their kernels."""
-    for kernel in grouped_dispatch.KERNELS:
-        with mock.patch.object(grouped_dispatch, "KERNELS", (kernel,)):
+    for kernel in grouped_choice.KERNELS:
+        with mock.patch.object(grouped_choice, "KERNELS", (kernel,)):
             experts_in_one_launch()
 
 

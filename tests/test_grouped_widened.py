@@ -11,6 +11,7 @@ from mixed_cases import PAIRS
 import sparse24 as s24
 from sparse24._arrays import to_numpy
 from sparse24._dtypes import TABLE
+from sparse24._grouped import choice as grouped_choice
 from sparse24._grouped import dispatch as grouped_dispatch
 from sparse24._records import Compressed24
 from sparse24.kernels import reference_grouped
@@ -79,7 +80,7 @@ def test_what_is_chosen_and_why(rng, cupy, monkeypatch):
     told = s24.explain(layer.experts, layer.x.T, offsets=layer.offsets)
     assert told.chosen == "grouped_mixed"
     assert "one launch serves all 4 experts, by tiles of 128x32x64" in str(told)
-    monkeypatch.setitem(grouped_dispatch.CONVERTING_PAYS, 0, 0)
+    monkeypatch.setitem(grouped_choice.CONVERTING_PAYS, 0, 0)
     told = s24.explain(layer.experts, layer.x.T, offsets=layer.offsets)
     assert told.chosen == "grouped_wgmma"
     assert "the int8 elements are converted to float16 at each call" in str(told)

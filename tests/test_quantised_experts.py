@@ -13,7 +13,7 @@ from quantised_cases import near
 
 import sparse24 as s24
 from sparse24 import _dispatch, _quantised
-from sparse24._grouped import dispatch as grouped_dispatch
+from sparse24._grouped import choice as grouped_choice
 from sparse24._records import Compressed24
 from sparse24.kernels import cpu_few_bricks, reference
 
@@ -131,7 +131,7 @@ def on_stand_in(q):
 
 
 def test_on_a_gpu_one_launch_serves_all_experts_dequantised(rng, monkeypatch):
-    monkeypatch.setattr(grouped_dispatch, "CONVERTING_PAYS", {4: 0})
+    monkeypatch.setattr(grouped_choice, "CONVERTING_PAYS", {4: 0})
     here, x = stack_of(rng, (4, 24, 16)), sample(rng, 44, 16)
     whole = here.dequantise()
     want = s24.grouped_linear(x, whole, offsets=OFFSETS)
@@ -152,7 +152,7 @@ def test_on_a_gpu_one_launch_serves_all_experts_dequantised(rng, monkeypatch):
 
 
 def test_on_a_gpu_experts_without_a_kernel_multiply_one_by_one(rng, monkeypatch):
-    monkeypatch.setattr(grouped_dispatch, "CONVERTING_PAYS", {4: 0})
+    monkeypatch.setattr(grouped_choice, "CONVERTING_PAYS", {4: 0})
     here, x, given = stack_of(rng, (4, 24, 16)), array(sample(rng, 44, 16)), []
     fake_grouped.installed(monkeypatch).refusal = "it is float99"
     monkeypatch.setattr(_dispatch, "fill", lambda a, *rest: given.append(a))

@@ -13,7 +13,7 @@ from quantised_cases import problem
 import sparse24 as s24
 from sparse24._arrays import to_numpy
 from sparse24._dtypes import TABLE
-from sparse24._grouped import dispatch as grouped_dispatch
+from sparse24._grouped import choice as grouped_choice
 from sparse24.kernels import reference_grouped
 from sparse24.kernels.reference_product import activate
 from sparse24.kernels.sparse_decode_plan import WIDENED
@@ -93,7 +93,7 @@ def test_what_is_chosen_and_why(rng, cupy, monkeypatch):
     told = s24.explain(many.experts, many.x.T, offsets=many.offsets)
     assert told.chosen == "grouped_mixed"
     assert "one launch serves all 4 experts, by tiles of 128x128x64" in str(told)
-    monkeypatch.setitem(grouped_dispatch.CONVERTING_PAYS, 4, 302)
+    monkeypatch.setitem(grouped_choice.CONVERTING_PAYS, 4, 302)
     told = s24.explain(many.experts, many.x.T, offsets=many.offsets)
     assert told.chosen == "grouped_wgmma"
     assert "the integers are dequantised to float16 at each call" in str(told)
@@ -103,15 +103,15 @@ def test_what_is_chosen_and_why(rng, cupy, monkeypatch):
 def asked(monkeypatch, bits: int, tokens_of_expert: float, dtype="bfloat16") -> list[str]:
     """Kernels in the order in which they are asked, of 4 experts."""
     of = problem(64, round(4 * tokens_of_expert), 3000, bits=0, batch=4)
-    monkeypatch.setattr(grouped_dispatch, "problem_of", lambda *product: of)
+    monkeypatch.setattr(grouped_choice, "problem_of", lambda *product: of)
     stored = SimpleNamespace(quantised=bits, dtype=TABLE[dtype])
     product = SimpleNamespace(a=SimpleNamespace(stored=stored))
-    found = grouped_dispatch._candidates(product, None)
+    found = grouped_choice.candidates(product, None)
     for name, as_asked in found:
-        direct = name in grouped_dispatch.DIRECT
+        direct = name in grouped_choice.DIRECT
         assert as_asked.quantised == (bits if direct else 0)
         assert as_asked.dtype == (dtype if direct else "bfloat16")
-    assert [name for name, _ in found[-2:]] == list(grouped_dispatch.KERNELS)
+    assert [name for name, _ in found[-2:]] == list(grouped_choice.KERNELS)
     return [name for name, _ in found[:-2]]
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,38 +29,16 @@ from sparse24 import (
 )
 from sparse24._dtypes import DType
 from sparse24._errors import UnsupportedError
+from sparse24._grouped import choice
 from sparse24._grouped import gate as grouped_gate
 from sparse24._grouped import host as grouped_host
 from sparse24._grouped import offsets as grouped_offsets
+from sparse24._grouped.product import Grouped
 from sparse24._options import Call
-from sparse24._records import EXPERTS, MAKING, Compressed24, Fused, Operand24, Problem
+from sparse24._records import EXPERTS, MAKING, Compressed24, Fused, Operand24
 from sparse24._target import Result
 from sparse24.kernels import grouped
 from sparse24.kernels.launch import current_stream
-from sparse24.kernels.sparse_decode_plan import widens
-
-KERNELS = ("grouped_wgmma", "grouped_mma")  # the fastest first; the last one refuses least
-# Those that take matrices as they are stored, with fewer bits than the tokens.
-DIRECT = QUANTISED, MIXED = ("grouped_quantised", "grouped_mixed")
-# From so many tokens of an expert on, on average, MIXED is faster than QUANTISED with long rows, by
-# bits; with SHORT_ROWS columns half as many suffice.  And by bits, or 0 for 8-bit elements, it pays
-# to convert matrices, which takes the time of moving each element once and saves a part of the time
-# of each product.  Of sweeps on an H200: docs/benchmarks/log_grouped.rst, "Experts that are
-# widened".
-MIXED_PAYS = {4: 115, 8: 70}
-SHORT_ROWS = 3000
-CONVERTING_PAYS = {0: 1200, 4: 3000, 8: 1700}
-
-
-class Grouped(NamedTuple):
-    """A checked product: ``out[:, j] = epilogue(a[i] @ b[:, j])``, where expert i has token j."""
-
-    a: Operand24  # (e, m, k), or (e, 2 m, k) if gated; with rows
-    b: Any  # (k, t)
-    out: Any  # (m, t)
-    offsets: Any  # (e + 1,), as `grouped_offsets.taken` gives it
-    epilogue: Fused  # of `fuse.fused`
-    gated: bool  # the activation of the first half of the rows multiplies the other
 
 
 def fill(product: Grouped, call: Call, types: Result, plans: dict) -> Callable[..., Any] | None:
@@ -80,7 +57,7 @@ def fill(product: Grouped, call: Call, types: Result, plans: dict) -> Callable[.
         _one_by_one(product, call, types, prepared.fill, _ready_stacks.share)
         return None
     on_device = _arrays.is_cupy(product.offsets)
-    kernel, refusal = _kernel_of(product, types)
+    kernel, refusal = choice.kernel_of(product, types)
     if _arrays.is_capturing():
         _check_captured(kernel, refusal, on_device=on_device)
     if refusal is None:
@@ -99,11 +76,11 @@ def explained(product: Grouped, call: Call, types: Result) -> tuple[str, str]:
         return "none", "the result has no elements, so nothing runs"
     if not types.on_gpu:
         return "cpu", f"{_EACH}, as always on the CPU"
-    kernel, refusal = _kernel_of(product, types)
+    kernel, refusal = choice.kernel_of(product, types)
     if refusal is not None:
         return "each", f"{_EACH}, since {kernel} cannot: {refusal}"
     (experts, rows, _), tokens = product.a.shape, product.b.shape[1]
-    direct, module = kernel in DIRECT, _planner.kernel_module(kernel)
+    direct, module = kernel in choice.DIRECT, _planner.kernel_module(kernel)
     for_what = product.a.stored if direct else _types_of(product, call, types)
     tile = module.tile_of(experts, rows, tokens, for_what)
     reason = (
@@ -129,36 +106,6 @@ def _conversion(a: Compressed24, dtype: DType) -> str:
     return f"; the {a.dtype.name} elements are converted to {dtype.name} at each call"
 
 
-def _kernel_of(product: Grouped, types: Result) -> tuple[str, str | None]:
-    """The kernel that takes the product, or the last one that refuses, and why."""
-    for name, problem in _candidates(product, types):
-        refusal = _planner.kernel_module(name).refuses(problem, gated=product.gated)
-        refusal = refusal or _planner.too_long(name, problem)
-        if refusal is None:
-            break
-    return name, refusal
-
-
-def _candidates(product: Grouped, types: Result) -> list[tuple[str, Problem]]:
-    """Kernels in the order in which they are asked, and the product as each would take it."""
-    problem, a = problem_of(product, types), product.a.stored
-    names, of_expert = _direct(problem, a), problem.n / problem.batch
-    if of_expert >= CONVERTING_PAYS[a.quantised]:
-        names = ()
-    dtype = problem.dtype if a.quantised else a.dtype.name
-    stored = replace(problem, dtype=dtype, quantised=a.quantised)
-    return [*((name, stored) for name in names), *((name, problem) for name in KERNELS)]
-
-
-def _direct(problem: Problem, a: Compressed24) -> tuple[str, ...]:
-    """Kernels that may take the matrices as they are stored, in the order in which to ask them."""
-    if not a.quantised:
-        return (MIXED,) if widens(replace(problem, dtype=a.dtype.name)) else ()
-    tokens, k = problem.n / problem.batch, problem.k
-    many = tokens * (k + SHORT_ROWS) >= MIXED_PAYS[a.quantised] * k
-    return (MIXED, QUANTISED) if many else DIRECT
-
-
 def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> None:
     """Refuse what a CUDA graph cannot hold: copies of offsets to the device, and to the host."""
     if refusal is None and not on_device:
@@ -174,20 +121,10 @@ def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> Non
         )
 
 
-def problem_of(product: Grouped, types: Result) -> Problem:
-    """The description of a product on the GPU, as it is after all copies."""
-    (experts, _, k), (m, tokens) = product.a.shape, product.out.shape
-    return Problem(
-        m, tokens, k, experts, types.type_a.name, types.type_b.name, types.name, "column", "column",
-        a_batched=experts > 1, b_aligned=True, out_aligned=True,
-        compute_capability=int(product.b.device.compute_capability),
-    )  # fmt: skip
-
-
 def _by_kernel(name: str, product: Grouped, call: Call, types: Result) -> Callable[..., Any] | None:
     """All experts in one launch."""
     kernel, out = _planner.kernel_module(name), product.out
-    a = product.a if name in DIRECT else _as_multiplied(product.a, types.type_a)
+    a = product.a if name in choice.DIRECT else _as_multiplied(product.a, types.type_a)
     assert a.rows is not None
     b = _dispatch.convert(product.b, types.type_b, call.other_dtype)
     if not _in_vectors(b):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _overlap, _replay
-from sparse24._grouped.dispatch import Grouped
+from sparse24._grouped.product import Grouped
 from sparse24._options import Call
 from sparse24._ready import allocator, bound
 
