@@ -7,18 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from grouped_cases import offsets_of
-from matmul_cases import logical, put, sample
+from matmul_cases import sample
+from narrow_experts import FEW, MANY, Layer, check_gate_bias_and_scale, check_repeats
 from quantised_cases import problem
 
 import sparse24 as s24
-from sparse24._arrays import to_numpy
 from sparse24._dtypes import TABLE
 from sparse24._grouped import choice as grouped_choice
-from sparse24.kernels import reference_grouped
-from sparse24.kernels.reference_product import activate
 from sparse24.kernels.sparse_decode_plan import WIDENED
-
-FEW, MANY = (3, 0, 7, 1), (300, 0, 900, 10)  # tokens; for many elements are widened in registers
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
@@ -26,58 +22,30 @@ def xp(request):
     return pytest.importorskip(request.param)
 
 
-class Layer:
-    """Experts, their tokens, and exact products (t, m)."""
-
-    def __init__(self, rng, xp, counts, m=96, k=272, bits=4, dtype="float16", scale=1.0):
-        self.xp, self.offsets = xp, offsets_of(counts)
-        dense = scale * rng.standard_normal((len(counts), m, k)).astype(np.float32)
-        a = s24.compress(dense.astype(np.float16), on_excess="prune", dtype=dtype)
-        held = s24.quantise(a, bits=bits)
-        exact = held.astype("float64").toarray()
-        x = sample((int(self.offsets[-1]), k), dtype, rng)
-        self.exact = reference_grouped.grouped_matmul(exact, x.T, self.offsets).T
-        self.experts = held if xp is np else held.to_device("cuda")
-        self.x, self.dtype = put(x, xp), dtype
-
-    def linear(self, *arguments, **options):
-        options.setdefault("offsets", self.xp.asarray(self.offsets))
-        return s24.grouped_linear(self.x, self.experts, *arguments, **options)
-
-    def near(self, got, want=None):
-        want = self.exact if want is None else want
-        got = logical(to_numpy(got), self.dtype).astype(np.float64)
-        eps = 2.0 ** -(8 if self.dtype == "bfloat16" else 10)
-        assert got.shape == want.shape
-        np.testing.assert_allclose(got, want, rtol=eps, atol=2 * eps * np.abs(want).max(initial=0))
+def layer_of(rng, xp, counts, m=96, k=272, bits=4, dtype="float16") -> Layer:
+    dense = rng.standard_normal((len(counts), m, k)).astype(np.float32)
+    a = s24.compress(dense.astype(np.float16), on_excess="prune", dtype=dtype)
+    experts = s24.quantise(a, bits=bits)
+    exact = experts.astype("float64").toarray()
+    return Layer(xp, experts, exact, sample((sum(counts), k), dtype, rng), dtype, counts)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("counts", [FEW, MANY, (0, 0)], ids=str)
 def test_linear_layers(rng, xp, counts, dtype, bits):
-    layer = Layer(rng, xp, counts, bits=bits, dtype=dtype)
-    for _ in range(3):  # the first call prepares the others
-        layer.near(layer.linear())
-    layer.near(layer.linear(offsets=layer.offsets.tolist()))
+    check_repeats(layer_of(rng, xp, counts, bits=bits, dtype=dtype))
 
 
 @pytest.mark.parametrize("counts", [FEW, MANY], ids=str)
 @pytest.mark.parametrize("m", [96, 64, 50])
 def test_gates_biases_and_scales(rng, xp, counts, m):
-    layer = Layer(rng, xp, counts, m=m, scale=1 / 16)
-    rows, bias = (rng.standard_normal((4, m)).astype(np.float32) for _ in range(2))
-    of_tokens = np.repeat(np.arange(4), np.diff(layer.offsets))
-    y = layer.exact * rows[of_tokens] + bias[of_tokens]
-    want = activate(y[:, : m // 2], "silu", 0.0, np.inf) * y[:, m // 2 :]
-    options = {"scales": (None, xp.asarray(rows)), "activation": "silu", "gated": True}
-    for _ in range(2):
-        layer.near(layer.linear(xp.asarray(bias), **options), want)
+    check_gate_bias_and_scale(layer_of(rng, xp, counts, m=m), rng)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_tokens_as_columns(rng, xp, order):
-    layer = Layer(rng, xp, FEW)
+    layer = layer_of(rng, xp, FEW)
     b = xp.asarray(layer.x.T, order=order)
     out = xp.full((96, 11), np.nan, np.float16)
     assert s24.grouped_matmul(layer.experts, b, out, offsets=layer.offsets) is out
@@ -86,7 +54,7 @@ def test_tokens_as_columns(rng, xp, order):
 
 @pytest.mark.gpu
 def test_what_is_chosen_and_why(rng, cupy, monkeypatch):
-    few, many = Layer(rng, cupy, FEW), Layer(rng, cupy, MANY)
+    few, many = layer_of(rng, cupy, FEW), layer_of(rng, cupy, MANY)
     told = s24.explain(few.experts, few.x.T, offsets=few.offsets)
     assert told.chosen == "grouped_quantised"
     assert "one launch serves all 4 experts, by tiles of 32x8x1024" in str(told)
@@ -129,7 +97,7 @@ def test_which_kernels_are_asked(monkeypatch):
 
 @pytest.mark.gpu
 def test_a_graph_reads_offsets_anew(rng, cupy):
-    layer = Layer(rng, cupy, FEW)
+    layer = layer_of(rng, cupy, FEW)
     offsets = cupy.asarray(layer.offsets)
     out = cupy.empty((96, 11), np.float16, order="F")
     stream = cupy.cuda.Stream(non_blocking=True)
