@@ -11,13 +11,14 @@ import ctypes
 import sys
 from collections.abc import Callable
 
-_LARGEST = 64  # bytes of a `fenv_t`: 32 on x86-64, 16 on macOS, 8 on other ARM machines
+# Room for a `fenv_t`, which has 32 bytes on x86-64, 16 on macOS and 8 on other ARM machines.
+_Environment = ctypes.c_char * 64
 
 
 def _functions() -> tuple[Callable, Callable] | None:
     """`fegetenv` and `fesetenv` of the C library (C11, 7.6.4), if it can be reached."""
     try:
-        library = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
+        library = ctypes.PyDLL("ucrtbase" if sys.platform == "win32" else None)
         return library.fegetenv, library.fesetenv
     except (OSError, AttributeError):  # no such library, or it has none of them
         return None
@@ -30,7 +31,7 @@ def of_this_thread() -> ctypes.Array | None:
     """The environment of the calling thread; None where C cannot be asked."""
     if _found is None:
         return None
-    environment = ctypes.create_string_buffer(_LARGEST)
+    environment = _Environment()
     return None if _found[0](environment) else environment
 
 

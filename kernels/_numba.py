@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numba
 from numba.core import caching
@@ -23,6 +22,7 @@ from sparse24._errors import UnsupportedError
 from sparse24.kernels import _fenv
 from sparse24.kernels._dispatcher import Dispatcher
 from sparse24.kernels._numba_cache import Cache
+from sparse24.kernels._workers import Job, Workers
 
 
 class _Kernel(Dispatcher):
@@ -70,15 +70,15 @@ def threads() -> int:
     return numba.config.NUMBA_NUM_THREADS
 
 
-_pool: ThreadPoolExecutor | None = None
+_pool: Workers | None = None
 _pool_lock = threading.Lock()
 
 
-def _workers() -> ThreadPoolExecutor:
+def _workers() -> Workers:
     global _pool
     with _pool_lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(max(1, threads() - 1), "sparse24", _places.join)
+            _pool = Workers(max(1, threads() - 1), _places.join)
         return _pool
 
 
@@ -143,17 +143,17 @@ _thread = threading.local()
 WAKING = 1 << 22
 
 
-def _ask_workers(drain: Callable[[], None], helpers: int, futures: list[Future]) -> None:
-    """Submit `drain` to workers; to none once the main thread has ended, which closes the pool.
+def _ask_workers(work: Callable[[], None], helpers: int) -> list[Job]:
+    """Ask workers for help; none once the main thread has ended, if they can't be made any more.
 
     Threads that outlive it, and functions of `atexit`, then do their work alone.
     """
     try:
-        for _ in range(helpers):
-            futures.append(_workers().submit(drain))
+        return _workers().ask(work, helpers)
     except RuntimeError:
         if threading.main_thread().is_alive():
             raise
+        return []
 
 
 def parallel(task: Callable[[int], None], count: int, work: float = float("inf")) -> None:
@@ -186,15 +186,15 @@ def parallel(task: Callable[[int], None], count: int, work: float = float("inf")
         drain()
 
     _places.clear()
-    futures: list[Future] = []
+    jobs: list[Job] = []
     try:
-        _ask_workers(help_out, helpers, futures)
+        jobs = _ask_workers(help_out, helpers)
         drain()
     finally:  # a worker that has not woken up yet has nothing to do any more
-        started = [future for future in futures if not future.cancel()]
-        wait(started)
-    for future in started:
-        future.result()
+        for job in jobs:
+            job.settle()
+    for job in jobs:
+        job.reraise()
 
 
 def slices(
