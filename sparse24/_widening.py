@@ -57,6 +57,8 @@ def _pays(narrow: Problem, wide: Problem, device: int, generation: int) -> bool:
     moved = elements * sum(_bytes_of_element(p) for p in (narrow, wide))
     efficiency = DEQUANTISATION_EFFICIENCY if narrow.quantised else WIDENING_EFFICIENCY
     conversion = LAUNCH + moved / (efficiency * facts["bandwidth"])
+    if direct.seconds <= conversion:  # by few columns; nothing else has to be planned
+        return True
     converted = _planner.fastest_able(wide, facts, dense=False, scale=scale)
     return direct.seconds <= conversion + converted.seconds
 
