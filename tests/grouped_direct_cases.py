@@ -17,6 +17,13 @@ from sparse24.kernels.launch import current_stream
 from sparse24.kernels.reference_product import activate
 
 COUNTS = (0, 1, 7, 33, 0, 64, 129, 0)
+# What every such kernel refuses of a problem of 8 experts.
+REFUSED = [
+    ({"compute_capability": 80}, "compute capability 9.0, the device has 80"),
+    ({"out_dtype": "float64"}, "results are stored as bfloat16, float32, not float64"),
+    ({"b_order": "row"}, "must be contiguous"),
+    ({"batch": 2000}, "has room for 1024"),
+]
 OUTSIDE = [
     [-5, 10, 20, 200], [90, 95, 99, 99], [99, 50, 20, 0], [74, 74, 74, 74], [-9, -8, -7, -6],
     [-(2**31), 2**31 - 1, -(2**31), 2**31 - 1],

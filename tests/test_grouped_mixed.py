@@ -9,6 +9,7 @@ import pytest
 from grouped_direct_cases import (
     COUNTS,
     OUTSIDE,
+    REFUSED,
     Layer,
     check_gate,
     check_nan_stays,
@@ -43,11 +44,8 @@ def layer_of(rng, counts, m: int, k: int, bits=0, stored="int8", dtype="bfloat16
     ("fields", "words"),
     [
         ({"dtype": "bfloat16"}, "multiplies int8, float8_e4m3fn, float8_e5m2 with types of 16"),
-        ({"compute_capability": 80}, "compute capability 9.0, the device has 80"),
         ({"b_dtype": "float32"}, "not int8"),
-        ({"out_dtype": "float64"}, "results are stored as bfloat16, float32, not float64"),
-        ({"b_order": "row"}, "must be contiguous"),
-        ({"batch": 2000}, "has room for 1024"),
+        *REFUSED,
     ],
 )
 def test_refuses(fields, words):

@@ -9,6 +9,7 @@ from grouped_cases import poisoned
 from grouped_direct_cases import (
     COUNTS,
     OUTSIDE,
+    REFUSED,
     Layer,
     check_gate,
     check_nan_stays,
@@ -45,11 +46,8 @@ def placed(tile, layer: Layer):
     ("fields", "words"),
     [
         ({"bits": 0}, "A is not quantised"),
-        ({"compute_capability": 80}, "compute capability 9.0, the device has 80"),
         ({"b_dtype": "float32"}, "multiplies by float16, bfloat16, not by float32 as bfloat16"),
-        ({"out_dtype": "float64"}, "results are stored as bfloat16, float32, not float64"),
-        ({"b_order": "row"}, "must be contiguous"),
-        ({"batch": 2000}, "has room for 1024"),
+        *REFUSED,
     ],
 )
 def test_refuses(fields, words):

@@ -65,7 +65,12 @@ def test_explained_conversions():
 def test_nothing_is_converted(rng, cupy, monkeypatch):
     from sparse24 import _storage
 
-    monkeypatch.setattr(_storage, "cast", lambda *_: pytest.fail("converted"))
+    cast, converted = _storage.cast, []
+    monkeypatch.setattr(_storage, "cast", lambda *of: converted.append(of) or cast(*of))
     for counts in (FEW, MANY):
         layer = layer_of(rng, cupy, counts)
         layer.near(layer.linear())
+    assert not converted
+    monkeypatch.setitem(grouped_choice.CONVERTING_PAYS, 0, 0)
+    layer_of(rng, cupy, FEW).linear()
+    assert converted

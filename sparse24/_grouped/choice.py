@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sparse24 import _planner
 from sparse24._grouped.product import Grouped, problem_of
-from sparse24._records import Compressed24, Problem
+from sparse24._records import Problem
 from sparse24._target import Result
 from sparse24.kernels.sparse_decode_plan import widens
 
@@ -36,18 +36,17 @@ def kernel_of(product: Grouped, types: Result) -> tuple[str, str | None]:
 def candidates(product: Grouped, types: Result) -> list[tuple[str, Problem]]:
     """Kernels in the order in which they are asked, and the product as each would take it."""
     problem, a = problem_of(product, types), product.a.stored
-    names, of_expert = _direct(problem, a), problem.n / problem.batch
-    if of_expert >= CONVERTING_PAYS[a.quantised]:
-        names = ()
     dtype = problem.dtype if a.quantised else a.dtype.name
     stored = replace(problem, dtype=dtype, quantised=a.quantised)
-    return [*((name, stored) for name in names), *((name, problem) for name in KERNELS)]
+    return [*((name, stored) for name in _direct(stored)), *((name, problem) for name in KERNELS)]
 
 
-def _direct(problem: Problem, a: Compressed24) -> tuple[str, ...]:
+def _direct(stored: Problem) -> tuple[str, ...]:
     """Kernels that may take the matrices as they are stored, in the order in which to ask them."""
-    if not a.quantised:
-        return (MIXED,) if widens(replace(problem, dtype=a.dtype.name)) else ()
-    tokens, k = problem.n / problem.batch, problem.k
-    many = tokens * (k + SHORT_ROWS) >= MIXED_PAYS[a.quantised] * k
+    bits, tokens, k = stored.quantised, stored.n / stored.batch, stored.k
+    if tokens >= CONVERTING_PAYS[bits]:
+        return ()
+    if not bits:
+        return (MIXED,) if widens(stored) else ()
+    many = tokens * (k + SHORT_ROWS) >= MIXED_PAYS[bits] * k
     return (MIXED, QUANTISED) if many else DIRECT
